@@ -1,0 +1,43 @@
+"""fedfa: federated learning on heterogeneous data.
+
+>>> import fedfa
+>>> settings = fedfa.Settings.preset("digits-c2", {"rounds": 2})
+"""
+
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from fedfa.algorithms.method import Method
+    from fedfa.algorithms.registry import register
+    from fedfa.learning.part import Options, Part
+    from fedfa.learning.sums import WeightedSum
+    from fedfa.models.split import SplitModel
+    from fedfa.studies.run import RunResult, run
+    from fedfa.studies.settings import Settings
+
+_PLACES = {
+    "Method": "fedfa.algorithms.method",
+    "register": "fedfa.algorithms.registry",
+    "Options": "fedfa.learning.part",
+    "Part": "fedfa.learning.part",
+    "WeightedSum": "fedfa.learning.sums",
+    "SplitModel": "fedfa.models.split",
+    "RunResult": "fedfa.studies.run",
+    "run": "fedfa.studies.run",
+    "Settings": "fedfa.studies.settings",
+}
+
+__all__ = [
+    "Method", "Options", "Part", "RunResult", "Settings", "SplitModel", "WeightedSum", "__version__", "register", "run",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    """Import on first use: `import fedfa` alone does not load torch."""
+    import importlib
+
+    if name in _PLACES:
+        return getattr(importlib.import_module(_PLACES[name]), name)
+    raise AttributeError(f"module 'fedfa' has no attribute {name!r}")

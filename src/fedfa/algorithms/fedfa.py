@@ -1,0 +1,311 @@
+"""FedFA: feature anchors that align features and classifiers.
+
+T. Zhou, J. Zhang, D. H. K. Tsang, *FedFA: Federated Learning with Feature Anchors to Align Features and Classifiers for
+Heterogeneous Data*, IEEE Transactions on Mobile Computing 2023, arXiv:2211.09299. (Not to be confused with the FedFA of
+ICLR 2023, which augments features.) Equation numbers below are the paper's.
+
+Two parts. :class:`Anchors` pulls features to the anchor of their class (3, 4), accumulates the class features (6, 7)
+and averages them into the next anchors. :class:`Calibration` trains the classifier on the anchors themselves (5).
+
+Sends per client and round, besides the model: C·d numbers down, C·d up (nothing up with ``anchors.update = false``).
+Server keeps: the anchors. Client keeps: nothing. Extra compute per step: O(batch·C·d + C²·d), small beside the network.
+What the server learns: the class features of each client; kept anchors (``absent = "keep"``) also tell which classes a
+client lacks, unless the server only ever sees secure sums.
+
+The paper's text and its published code differ; each difference is one option, and two named variants set them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from safetensors import safe_open
+from torch import Tensor
+from torch.nn import functional
+
+from fedfa.algorithms.method import AUTHORS_TRAINING, Method
+from fedfa.errors import RecipeError
+from fedfa.learning.part import Batch, ClientContext, Options, Part, ServerStep, Task
+from fedfa.learning.sums import WeightedSum
+from fedfa.learning.tensors import Tensors
+
+
+class AnchorsOptions(Options):
+    """Options of the anchors."""
+
+    mu: float = Field(0.1, ge=0)
+    """Weight μ of the anchor loss (eq. 4)."""
+    loss: Literal["sample", "class"] = "sample"
+    """``sample``: mean over the batch of ‖h − a_y‖² (eq. 3). ``class``: mean per class, summed, divided by all C."""
+    update: bool = True
+    """Renew the anchors each round; without it nothing about features is sent."""
+    momentum: float = Field(0.5, ge=0, le=1)
+    """λ of eq. 7."""
+    class_mean: Literal["batch", "exact"] = "exact"
+    """``batch``: eq. 6, batch means divided by the number of batches (classes missing from a batch shrink).
+    ``exact``: the true mean of the epoch's features of a class."""
+    average: Literal["two-epochs", "running"] = "running"
+    """``two-epochs``: eq. 7, λ m^(k−1) + (1−λ) m^(k). ``running``: ā ← λ ā + (1−λ) m^(k)."""
+    start: Literal["zero", "received"] = "received"
+    """What the average over epochs starts from: zero (m^(0) = 0) or the anchor that was received."""
+    absent: Literal["keep", "zero"] = "keep"
+    """What a client returns for classes it does not hold: the anchor it received, or zero."""
+    weights: Literal["size", "count"] = "count"
+    """Weights of the server's average: n_i for every class, or the client's samples of that class."""
+    init: str = "orthogonal"
+    """``orthogonal`` (rows of the identity), ``random``, ``etf``, ``fedavg`` (first round without anchors), or the path
+    of a file that holds anchors, e.g. the ``server.safetensors`` of a finished run (the paper's "ideal")."""
+
+
+class CalibrationOptions(Options):
+    """Options of the classifier calibration."""
+
+    when: Literal["step", "epoch", "before", "after", "never"] = "step"
+    """After each mini-batch (the paper), at the end of each epoch, once before or after local training, or never."""
+    optimiser: Literal["sgd", "adam"] = "sgd"
+    """``sgd``: a step with the local learning rate. ``adam``: a fresh Adam in each client's round."""
+    lr: float | None = Field(None, gt=0)
+    """Learning rate; left out, the local one for ``sgd`` and 0.001 for ``adam``."""
+    steps: int = Field(1, ge=1)
+    """Steps each time."""
+
+
+class Anchors(Part[AnchorsOptions]):
+    """One feature anchor per class: alignment (3, 4), accumulation (6, 7), averaging."""
+
+    name = "anchors"
+    options_type = AnchorsOptions
+
+    def init(self, task: Task, rng: np.random.Generator) -> Tensors:
+        """The anchors before the first round, ``[C, d]``."""
+        return {"anchors": initial_anchors(self.options.init, task.num_classes, task.feature_dim, rng)}
+
+    def broadcast(self, state: Tensors, round: int) -> Tensors:
+        """The anchors; in the round that only gathers them, marked as not to be used."""
+        if self.options.init == "fedavg" and round == 0:
+            return {**state, "unused": torch.tensor(1.0)}
+        return state
+
+    def begin(self, ctx: ClientContext) -> None:
+        """m^(0), or the received anchors."""
+        anchors = ctx.received[self.name]["anchors"]
+        start = anchors if self.options.start == "received" else torch.zeros_like(anchors)
+        ctx.scratch[self.name] = {"average": start, "previous": start, "sum": 0.0, "count": 0.0}
+
+    def loss(self, ctx: ClientContext, batch: Batch, loss: Tensor) -> Tensor:
+        """Supervised loss + μ · anchor loss (eq. 4)."""
+        anchors = anchors_in_use(ctx)
+        if anchors is None or self.options.mu == 0:
+            return loss
+        distance = (batch.features - anchors[batch.y]).square().sum(-1)  # ‖h − a_y‖² per sample (eq. 3)
+        if self.options.loss == "sample":
+            return loss + self.options.mu * distance.mean(-1)
+        counts = functional.one_hot(batch.y, ctx.num_classes).sum(-2)
+        per_class_mean = distance / counts.gather(-1, batch.y)
+        return loss + self.options.mu * per_class_mean.sum(-1) / ctx.num_classes
+
+    def after_step(self, ctx: ClientContext, batch: Batch) -> None:
+        """Accumulate the class features of the forward pass (eq. 6): class sums by one matrix product."""
+        if not self.options.update:
+            return
+        mine = ctx.scratch[self.name]
+        features = batch.features.detach()
+        member = functional.one_hot(batch.y, ctx.num_classes).to(features.dtype)
+        sums, counts = member.mT @ features, member.sum(-2).unsqueeze(-1)
+        if self.options.class_mean == "batch":
+            mine["sum"] = mine["sum"] + sums / counts.clamp(min=1) / ctx.batches_per_epoch
+        else:
+            mine["sum"], mine["count"] = mine["sum"] + sums, mine["count"] + counts
+
+    def after_epoch(self, ctx: ClientContext) -> None:
+        """The average over epochs (eq. 7)."""
+        if not self.options.update:
+            return
+        mine, momentum = ctx.scratch[self.name], self.options.momentum
+        if self.options.class_mean == "batch":
+            epoch_mean = mine["sum"]
+        else:  # a class not met in this epoch (possible with drop_last) says nothing new
+            epoch_mean = torch.where(mine["count"] > 0, mine["sum"] / mine["count"].clamp(min=1), mine["previous"])
+        before = mine["previous"] if self.options.average == "two-epochs" else mine["average"]
+        mine["average"] = momentum * before + (1 - momentum) * epoch_mean
+        mine.update(previous=epoch_mean, sum=0.0, count=0.0)
+
+    def contribute(self, ctx: ClientContext) -> Mapping[str, WeightedSum]:
+        """The client's class features ā, and their weight."""
+        if not self.options.update:
+            return {}
+        received = ctx.received[self.name]["anchors"]
+        absent = received if self.options.absent == "keep" else torch.zeros_like(received)
+        counts = ctx.label_counts.unsqueeze(-1)
+        average = torch.where(counts > 0, ctx.scratch[self.name]["average"], absent)
+        weight: float | Tensor = float(ctx.size) if self.options.weights == "size" else counts.to(average.dtype)
+        return {"anchors": WeightedSum.of({"anchors": average}, weight)}
+
+    def step(self, server: ServerStep) -> None:
+        """The next anchors: the weighted mean over the cohort; a class nobody spoke for keeps its anchor."""
+        group = f"{self.name}/anchors"
+        if group not in server.total:
+            return
+        old = server.state[self.name]["anchors"]
+        mean = server.total.mean(group)["anchors"].to(old.dtype)
+        server.state[self.name]["anchors"] = torch.where(server.total[group].weight > 0, mean, old)
+
+
+class Calibration(Part[CalibrationOptions]):
+    """Train the classifier on the anchors as one batch of C samples with labels 1…C (eq. 5).
+
+    The gradient of the cross-entropy of a linear classifier is written out, so no graph is built: with
+    P = softmax(A Wᵀ + b), it is (P − I)ᵀ A / C for the weight and the column mean of P − I for the bias.
+    """
+
+    name = "calibration"
+    options_type = CalibrationOptions
+    requires = ("anchors",)
+
+    def begin(self, ctx: ClientContext) -> None:
+        """Perhaps calibrate; Adam starts fresh in each client's round."""
+        ctx.scratch[self.name] = {"moments": None, "steps": 0}
+        self._calibrate_if("before", ctx)
+
+    def after_step(self, ctx: ClientContext, batch: Batch) -> None:
+        """Perhaps calibrate."""
+        self._calibrate_if("step", ctx)
+
+    def after_epoch(self, ctx: ClientContext) -> None:
+        """Perhaps calibrate."""
+        self._calibrate_if("epoch", ctx)
+
+    def end(self, ctx: ClientContext) -> None:
+        """Perhaps calibrate."""
+        self._calibrate_if("after", ctx)
+
+    def _calibrate_if(self, moment: str, ctx: ClientContext) -> None:
+        if self.options.when != moment or (anchors := anchors_in_use(ctx)) is None:
+            return
+        weight, bias = ctx.model.head.weight.data, ctx.model.head.bias
+        for _ in range(self.options.steps):
+            gradients = calibration_gradient(anchors, weight, None if bias is None else bias.data)
+            parameters = [weight] if bias is None else [weight, bias.data]
+            self._move(ctx, parameters, gradients)
+
+    def _move(self, ctx: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        if self.options.optimiser == "sgd":
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.sub_(gradient, alpha=self.options.lr or ctx.local.lr)
+            return
+        mine = ctx.scratch[self.name]
+        if mine["moments"] is None:
+            mine["moments"] = [(torch.zeros_like(p), torch.zeros_like(p)) for p in parameters]
+        mine["steps"] += 1
+        for parameter, gradient, (first, second) in zip(parameters, gradients, mine["moments"], strict=True):
+            adam_step(parameter, gradient, first, second, mine["steps"], self.options.lr or 0.001)
+
+
+def anchors_in_use(ctx: ClientContext) -> Tensor | None:
+    """The received anchors, or None in a round that only gathers them."""
+    received = ctx.received[Anchors.name]
+    return None if "unused" in received else received["anchors"]
+
+
+def calibration_gradient(anchors: Tensor, weight: Tensor, bias: Tensor | None) -> list[Tensor]:
+    """Gradient of eq. 5 with respect to the classifier's weight and, if there is one, its bias."""
+    logits = anchors @ weight.mT
+    if bias is not None:
+        logits = logits + bias.unsqueeze(-2)
+    error = logits.softmax(-1)
+    error.diagonal(dim1=-2, dim2=-1).sub_(1)
+    error.div_(anchors.shape[-2])
+    gradients = [error.mT @ anchors]
+    return gradients if bias is None else [*gradients, error.sum(-2)]
+
+
+def adam_step(
+    parameter: Tensor, gradient: Tensor, first: Tensor, second: Tensor, step: int, lr: float,
+    betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+) -> None:  # fmt: skip
+    """One step of Adam (Kingma and Ba 2015), in place."""
+    first.lerp_(gradient, 1 - betas[0])
+    second.mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])
+    scale = lr / (1 - betas[0] ** step)
+    parameter.addcdiv_(first, (second.sqrt() / (1 - betas[1] ** step) ** 0.5).add_(eps), value=-scale)
+
+
+def initial_anchors(init: str, classes: int, dim: int, rng: np.random.Generator) -> Tensor:
+    """The anchors before training, ``[classes, dim]``, all of length one unless they come from a file.
+
+    Args:
+        init: ``orthogonal`` and ``fedavg``: distinct rows of the identity (random directions if there are more classes
+            than dimensions); ``random``: random directions; ``etf``: a simplex equiangular tight frame; else a file.
+        classes: C.
+        dim: d.
+        rng: Where the draws come from.
+
+    Example:
+        >>> a = initial_anchors("orthogonal", 3, 5, np.random.default_rng(0))
+        >>> (a @ a.T).tolist()
+        [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    """
+    if init in ("orthogonal", "fedavg") and classes <= dim:
+        rows = rng.choice(dim, classes, replace=False)
+        return torch.eye(dim)[torch.from_numpy(rows)]
+    if init in ("orthogonal", "fedavg", "random"):
+        return functional.normalize(torch.from_numpy(rng.standard_normal((classes, dim))).float(), dim=1)
+    if init == "etf":
+        if dim < classes:
+            raise RecipeError(
+                f'algorithm.anchors.init = "etf" needs at least as many features ({dim}) as classes ({classes})'
+            )
+        frame, _ = np.linalg.qr(rng.standard_normal((dim, classes)))
+        centred = np.eye(classes) - 1 / classes
+        return torch.from_numpy(np.sqrt(classes / (classes - 1)) * centred @ frame.T).float()
+    return _anchors_from_file(Path(init), classes, dim)
+
+
+def _anchors_from_file(path: Path, classes: int, dim: int) -> Tensor:
+    if not path.is_file():
+        raise RecipeError(
+            f'algorithm.anchors.init = "{path}" is neither a file nor one of orthogonal, random, etf, fedavg'
+        )
+    with safe_open(str(path), framework="pt") as file:
+        name = next((n for n in ("anchors/anchors", "anchors") if n in file.keys()), None)  # noqa: SIM118
+        if name is None:
+            raise RecipeError(f"{path} holds no anchors; give the server.safetensors of a finished FedFA run")
+        anchors: Tensor = file.get_tensor(name)
+    if anchors.shape != (classes, dim):
+        raise RecipeError(f"{path} holds anchors of shape {tuple(anchors.shape)}, this task needs {(classes, dim)}")
+    return anchors.float()
+
+
+FEDFA = Method(
+    name="fedfa",
+    summary="Feature anchors align features and calibrate classifiers (Zhou et al. 2023).",
+    parts=(Anchors, Calibration),
+    variants={
+        "default": {},
+        "paper": {
+            "algorithm.anchors.loss": "sample",
+            "algorithm.anchors.class_mean": "batch",
+            "algorithm.anchors.average": "two-epochs",
+            "algorithm.anchors.start": "zero",
+            "algorithm.anchors.absent": "zero",
+            "algorithm.anchors.weights": "size",
+            "algorithm.calibration.optimiser": "sgd",
+        },
+        "authors": {
+            **AUTHORS_TRAINING,
+            "algorithm.anchors.loss": "class",
+            "algorithm.anchors.class_mean": "batch",
+            "algorithm.anchors.average": "running",
+            "algorithm.anchors.start": "received",
+            "algorithm.anchors.absent": "keep",
+            "algorithm.anchors.weights": "size",
+            "algorithm.calibration.optimiser": "adam",
+        },
+    },
+    default_variant="default",
+)

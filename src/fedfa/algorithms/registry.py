@@ -1,0 +1,136 @@
+"""From a recipe's text to a recipe: ``"fedfa+fedadam"``, or the path of a file with a method of your own."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from fedfa.algorithms.fedavg import FEDAVG, Averaging
+from fedfa.algorithms.fedfa import FEDFA
+from fedfa.algorithms.method import Method
+from fedfa.errors import RecipeError, SettingsError
+from fedfa.learning.part import Part
+from fedfa.learning.recipe import Recipe
+from fedfa.messages import nearest, validation_message
+
+_METHODS: dict[str, Method] = {method.name: method for method in (FEDAVG, FEDFA)}
+
+
+def methods() -> Mapping[str, Method]:
+    """Every method that is known, by name."""
+    return dict(_METHODS)
+
+
+def register(method: Method) -> Method:
+    """Make a method of your own known, so that recipes can name it."""
+    if method.name in _METHODS and _METHODS[method.name] != method:
+        raise RecipeError(f"a method named {method.name!r} exists already; choose another name")
+    _METHODS[method.name] = method
+    return method
+
+
+def methods_of(recipe: str) -> list[Method]:
+    """The methods a recipe's text names, in order.
+
+    Raises:
+        RecipeError: An unknown name; says which is nearest.
+
+    Example:
+        >>> [method.name for method in methods_of("fedfa")]
+        ['fedfa']
+    """
+    names = [name.strip() for name in recipe.split("+")]
+    if not all(names):
+        raise RecipeError(f"recipe {recipe!r} is not a list of methods joined by '+', like 'fedfa' or 'fedfa+fedadam'")
+    return [_from_file(Path(name)) if name.endswith(".py") else _known(name) for name in names]
+
+
+def build_recipe(recipe: str, options: Mapping[str, Mapping[str, Any]] | None = None) -> Recipe:
+    """A recipe from its text and its parts' options.
+
+    Args:
+        recipe: Methods joined by ``+``.
+        options: For each part by name, its options, e.g. ``{"anchors": {"mu": 0.2}}``.
+
+    Raises:
+        RecipeError: The methods are unknown or do not fit together.
+        SettingsError: An option is unknown or has a bad value.
+    """
+    types = part_types(methods_of(recipe))
+    typed = validate_options(recipe, options or {})
+    return Recipe([kind(typed[kind.name]) for kind in types], title=recipe)
+
+
+def part_types(chosen: Sequence[Method]) -> list[type[Part[Any]]]:
+    """The parts of several methods together; FedAvg's averaging is the base unless a method brings its own."""
+    types: list[type[Part[Any]]] = []
+    for method in chosen:
+        types.extend(kind for kind in method.parts if kind not in types)
+    own_bases = [kind for kind in types if kind.base and kind is not Averaging]
+    if own_bases:  # `fedavg+scaffold` means scaffold
+        return [kind for kind in types if kind is not Averaging]
+    return types if Averaging in types else [Averaging, *types]
+
+
+def validate_options(recipe: str, options: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The options of every part of the recipe as typed objects, defaults filled in."""
+    types = {kind.name: kind for kind in part_types(methods_of(recipe))}
+    for name in options:
+        if name not in types:
+            raise SettingsError(
+                f"algorithm.{name}: the recipe {recipe!r} has no part {name!r}{nearest(name, types)}; "
+                f"its parts are {', '.join(types)}"
+            )
+    typed = {}
+    for name, kind in types.items():
+        try:
+            typed[name] = kind.options_type.model_validate(dict(options.get(name, {})))
+        except ValidationError as error:
+            raise SettingsError(validation_message(error, kind.options_type, f"algorithm.{name}")) from None
+    return typed
+
+
+def _known(name: str) -> Method:
+    if name not in _METHODS:
+        close = difflib.get_close_matches(name, _METHODS, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise RecipeError(f"unknown method {name!r}{hint} (known: {', '.join(sorted(_METHODS))})")
+    return _METHODS[name]
+
+
+_FILES: dict[Path, Method] = {}
+
+
+def _from_file(path: Path) -> Method:
+    """The method defined in a Python file: its ``Method`` object, or one made of the parts it defines."""
+    path = path.resolve()
+    if path in _FILES:
+        return _FILES[path]
+    if not path.is_file():
+        raise RecipeError(f"no file {path} with a method in it")
+    spec = importlib.util.spec_from_file_location(f"fedfa_method_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise RecipeError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+    found = [value for value in vars(module).values() if isinstance(value, Method)]
+    if not found:
+        parts = tuple(
+            value
+            for value in vars(module).values()
+            if isinstance(value, type) and issubclass(value, Part) and value.__module__ == module.__name__
+        )
+        summary = (module.__doc__ or "").strip().partition("\n")[0]
+        found = [Method(name=path.stem, summary=summary, parts=parts)] if parts else []
+    if len(found) != 1:
+        raise RecipeError(f"{path} must define one Method, or Part classes; found {len(found)} methods")
+    _FILES[path] = found[0]
+    return found[0]

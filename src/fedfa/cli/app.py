@@ -1,0 +1,170 @@
+"""The commands. Heavy imports happen inside them, so that `fedfa --help` answers at once."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedfa.cli.data import app as data_app
+from fedfa.errors import FedfaError
+
+app = typer.Typer(
+    help="Federated learning on heterogeneous data: FedFA and the methods it is compared with.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.add_typer(data_app, name="data", help="Find, fetch, check and look at data sets and their splits.")
+console = Console()
+errors = Console(stderr=True)
+
+
+class Stopped(BaseException):
+    """The system asked the process to end."""
+
+
+def main() -> None:
+    """Run the command line; a fedfa error is one clear message and exit code 1."""
+
+    def stop(_signal: int, _frame: object) -> None:
+        raise Stopped
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        app()
+    except FedfaError as error:
+        errors.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        sys.exit(1)
+    except Stopped:
+        sys.exit(143)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+@app.command()
+def run(
+    config: Annotated[Path | None, typer.Argument(help="A TOML file with settings.")] = None,
+    preset: Annotated[str | None, typer.Option(help="A preset's name; `fedfa presets` lists them.")] = None,
+    algorithm: Annotated[str | None, typer.Option(help="A recipe: methods joined by '+', or a .py file.")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set anything, e.g. local.lr=0.05.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the training.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder; left out, one under runs/.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+) -> None:
+    """Train with one method on one federation, and record everything in a folder."""
+    from fedfa.cli.progress import RoundsProgress
+    from fedfa.studies import run as runs
+    from fedfa.studies.settings import Settings, merge, parse_assignment, preset_layer, read_toml
+
+    if config is not None and preset is not None:
+        raise typer.BadParameter("give a file or --preset, not both")
+    asked: dict[str, Any] = {}
+    if algorithm is not None:
+        asked = merge(asked, {"algorithm": {"recipe": algorithm}})
+    if rounds is not None:
+        asked["rounds"] = rounds
+    if seed is not None:
+        asked["seed"] = seed
+    if data_dir is not None:
+        asked = merge(asked, {"data": {"dir": str(data_dir)}})
+    for assignment in assignments or []:
+        asked = merge(asked, parse_assignment(assignment))
+    if config is not None:
+        base = read_toml(config)
+    elif preset is not None:
+        base = preset_layer(preset)
+    elif resume and out is not None and (out / "config.toml").exists():
+        base = read_toml(out / "config.toml")
+    else:
+        raise typer.BadParameter("say what to run: a TOML file, or --preset NAME (`fedfa presets` lists them)")
+    settings = Settings.resolve(base, asked)
+    folder = out or Path("runs") / default_name(preset or (config.stem if config else "run"), settings)
+    with RoundsProgress(console) as progress:
+        watch = progress.add(settings.algorithm.recipe, settings.rounds)
+        try:
+            result = runs.run(settings, folder, resume=resume, watch=watch)
+        except (KeyboardInterrupt, Stopped):
+            progress.stop()
+            errors.print(f"stopped. Go on with: fedfa run --resume --out {folder}", soft_wrap=True)
+            raise
+    summary = result.summary
+    console.print(
+        f"accuracy [bold]{summary['final_accuracy']:.2%}[/] after {summary['rounds']} rounds "
+        f"(best {summary['best_accuracy']:.2%}, mean of the last ten {summary['last10_accuracy']:.2%}); "
+        f"{summary['seconds']:.0f} s of training; record in {escape(str(folder))}",
+        soft_wrap=True,
+    )
+
+
+def default_name(base: str, settings: Any) -> str:
+    """A run folder's name that tells what is in it."""
+    recipe = "-".join(Path(name).stem for name in settings.algorithm.recipe.split("+"))
+    variant = f"-{settings.algorithm.variant}" if settings.algorithm.variant not in (None, "default") else ""
+    return f"{base}-{recipe}{variant}-s{settings.seed}"
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the records and the picture go.")] = Path("runs/demo"),
+    rounds: Annotated[
+        int | None, typer.Option(help="Number of rounds; left out, what fits in about two minutes.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Train again although a finished demo is there.")] = False,
+    data_dir: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
+) -> None:
+    """FedAvg against FedFA on Fashion-MNIST whose clients hold two classes each."""
+    from fedfa.cli.demo import run_demo
+
+    run_demo(console, out, rounds=rounds, fresh=fresh, data_dir=data_dir)
+
+
+@app.command()
+def presets() -> None:
+    """List the presets."""
+    from fedfa.studies.settings import presets as known
+
+    table = Table("preset", "what it is", box=None)
+    for name, words in known().items():
+        table.add_row(name, words)
+    console.print(table)
+
+
+@app.command()
+def algorithms(name: Annotated[str | None, typer.Argument(help="A method to explain.")] = None) -> None:
+    """List the methods, or explain one."""
+    from fedfa.algorithms.registry import methods, methods_of
+
+    if name is None:
+        table = Table("method", "what it does", "parts", "variants", box=None)
+        for method in methods().values():
+            parts = ", ".join(part.name for part in method.parts)
+            table.add_row(method.name, method.summary, parts, ", ".join(method.variants))
+        console.print(table)
+        return
+    for method in methods_of(name):
+        console.print(f"[bold]{method.name}[/]\n{escape(method.explanation())}\n", highlight=False, soft_wrap=True)
+        for part in method.parts:
+            for option, field in part.options_type.model_fields.items():
+                console.print(f"  algorithm.{part.name}.{option} = {field.default!r}", highlight=False)
+        for variant, values in method.variants.items():
+            listed = ", ".join(f"{key} = {value!r}" for key, value in values.items()) or "the defaults"
+            console.print(f"  variant {variant}: {listed}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    import fedfa
+
+    console.print(fedfa.__version__)

@@ -1,0 +1,53 @@
+"""Progress of runs: bars on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+class RoundsProgress:
+    """One bar per run, with the accuracy as it stands."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress = Progress(
+            TextColumn("{task.description:<10}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("accuracy {task.fields[accuracy]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+
+    def __enter__(self) -> RoundsProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Leave the bars as they are."""
+        self._progress.stop()
+
+    def add(self, title: str, rounds: int) -> Callable[[dict[str, Any]], None]:
+        """A new bar; returns what to call with each round's record."""
+        task = self._progress.add_task(title, total=rounds, accuracy="  –   ")
+        tenth = max(1, rounds // 10)
+
+        def show(record: dict[str, Any]) -> None:
+            accuracy = "  –   " if record["accuracy"] is None else f"{record['accuracy']:6.2%}"
+            self._progress.update(task, completed=record["round"], accuracy=accuracy)
+            if not self._console.is_terminal and (record["round"] % tenth == 0 or record["round"] == rounds):
+                self._console.print(f"{title:<10} round {record['round']:>4}/{rounds}  accuracy {accuracy}")
+
+        return show

@@ -1,0 +1,90 @@
+"""From stored bytes to what a network reads: one cast, one multiplication, one addition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from fedfa.errors import DataError
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """Per-channel mean and standard deviation, in units of [0, 1] for images.
+
+    Empty tuples mean "leave as it is": images are then only scaled to [0, 1], other data is untouched.
+
+    Example:
+        >>> Normalisation((0.5,), (0.5,)).batch(torch.tensor([[[[0], [255]]]], dtype=torch.uint8)).flatten().tolist()
+        [-1.0, 1.0]
+    """
+
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.std):
+            raise DataError(f"normalisation has {len(self.mean)} means but {len(self.std)} standard deviations")
+        if any(not s > 0 for s in self.std):
+            raise DataError(f"normalisation needs positive standard deviations, not {self.std}")
+
+    def batch(self, inputs: Tensor) -> Tensor:
+        """Make a batch ready for a network.
+
+        Args:
+            inputs: ``uint8`` images ``[B, H, W, C]``, or ``float32`` of any shape ``[B, …]``.
+
+        Returns:
+            Images as ``float32 [B, C, H, W]`` in channels-last strides (no transposing copy is made);
+            other data in its own shape, normalised along dimension 1 where a mean is set.
+        """
+        if inputs.dtype == torch.uint8:
+            # The permuted view keeps NHWC memory order, which is torch's channels-last: convolutions read it as it is.
+            pixels = inputs.permute(0, 3, 1, 2).to(torch.float32)
+            if not self.mean:
+                return pixels.mul_(1 / 255)
+            if len(self.mean) == 1:
+                scale = 1 / (255 * self.std[0])
+                return pixels.mul_(scale).sub_(self.mean[0] / self.std[0])
+            scale_by_channel, shift = _scale_and_shift(self.mean, self.std, inputs.device)
+            return pixels.mul_(scale_by_channel).add_(shift)
+        if not self.mean:
+            return inputs
+        along = (1, -1) + (1,) * (inputs.dim() - 2)
+        mean, std = (torch.tensor(v, dtype=inputs.dtype, device=inputs.device).view(along) for v in (self.mean, self.std))
+        return (inputs - mean) / std
+
+
+@lru_cache(maxsize=64)
+def _scale_and_shift(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Constants of ``x/255`` followed by ``(x - mean) / std``, as one scale and one shift per channel."""
+    means, stds = torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64)
+    scale, shift = 1 / (255 * stds), -means / stds
+    return tuple(t.to(device, torch.float32).view(1, -1, 1, 1) for t in (scale, shift))  # type: ignore[return-value]
+
+
+#: What the FedFA authors' code uses where it differs from the data's own statistics.
+_AUTHORS: Mapping[str, Normalisation] = {
+    "fashion-mnist": Normalisation((0.1307,), (0.3081,)),  # MNIST's constants, as in their notebooks
+    "cifar10": Normalisation((0.491, 0.482, 0.447), (0.2470, 0.2435, 0.2616)),
+}
+
+#: Named alternatives; each maps the name of a data set to constants, and to the set's own where it has none.
+NORMALISATIONS: Mapping[str, Mapping[str, Normalisation]] = {"dataset": {}, "authors": _AUTHORS}
+
+
+def named_normalisation(name: str, dataset: str, own: Normalisation) -> Normalisation:
+    """The constants that the alternative ``name`` prescribes for a data set.
+
+    Args:
+        name: A key of :data:`NORMALISATIONS`.
+        dataset: Name of the data set.
+        own: Its own statistics, used where the alternative has nothing to say.
+    """
+    if name not in NORMALISATIONS:
+        raise DataError(f"unknown normalisation {name!r}; choose one of {', '.join(NORMALISATIONS)}")
+    return NORMALISATIONS[name].get(dataset, own)

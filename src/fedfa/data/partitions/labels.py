@@ -1,0 +1,129 @@
+"""Splits that look at labels and sizes only."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedfa.data.partitions.draws import cut, dirichlet_proportions, top_up
+from fedfa.data.partitions.partition import IntArray, Partition
+from fedfa.data.partitions.specs import Classes, Dirichlet, Quantity, Shards
+from fedfa.errors import DataError
+
+
+def iid(labels: IntArray, clients: int, rng: np.random.Generator) -> Partition:
+    """A random permutation cut into equal pieces."""
+    return _contiguous(rng.permutation(len(labels)), clients)
+
+
+def shards(labels: IntArray, spec: Shards, clients: int, rng: np.random.Generator) -> Partition:
+    """Sort by label, cut into k·N equal shards, deal k to each client."""
+    per_client = spec.classes_per_client
+    total = per_client * clients
+    if total > len(labels):
+        raise DataError(
+            f"shards: {clients:,} clients × {per_client} shards need at least {total:,} samples, but there are "
+            f"{len(labels):,}; use fewer clients or fewer classes per client"
+        )
+    by_label = np.argsort(labels, kind="stable")
+    owner_of_shard = np.empty(total, dtype=np.int64)
+    owner_of_shard[rng.permutation(total)] = np.repeat(np.arange(clients), per_client)
+    owners = np.empty(len(labels), dtype=np.int64)
+    owners[by_label] = np.repeat(owner_of_shard, _equal_sizes(len(labels), total))
+    return Partition.from_owners(owners, clients)
+
+
+def classes(labels: IntArray, spec: Classes, clients: int, num_classes: int, rng: np.random.Generator) -> Partition:
+    """Exactly k distinct classes per client."""
+    if spec.classes_per_client > num_classes:
+        raise DataError(f"classes: {spec.classes_per_client} classes per client, but there are only {num_classes}")
+    held = _deal_classes(clients, spec.classes_per_client, num_classes, rng)
+    owners = np.full(len(labels), -1, dtype=np.int64)
+    for label in range(num_classes):
+        samples = rng.permutation(np.flatnonzero(labels == label))
+        holders = rng.permutation(np.flatnonzero((held == label).any(axis=1)))
+        if not len(holders):
+            continue  # fewer places than classes: this class is nobody's
+        each = spec.samples_per_class
+        if len(samples) < len(holders) * (each or 1):
+            raise DataError(
+                f"classes: class {label} has {len(samples):,} samples, but {len(holders):,} clients hold it and want "
+                f"{each or 'at least 1'} each; use fewer clients, fewer classes per client or a smaller samples_per_class"
+            )
+        if each is None:
+            owners[samples] = np.repeat(holders, _equal_sizes(len(samples), len(holders)))
+        else:
+            owners[samples[: len(holders) * each]] = np.repeat(holders, each)
+    return Partition.from_owners(owners, clients)
+
+
+def dirichlet(labels: IntArray, spec: Dirichlet, clients: int, num_classes: int, rng: np.random.Generator) -> Partition:
+    """Each class spread over the clients in proportions from Dir(α)."""
+    _check_min_size("dirichlet", len(labels), clients, spec.min_size)
+    for _ in range(spec.redraws if spec.short == "redraw" else 1):
+        owners = np.empty(len(labels), dtype=np.int64)
+        for label in range(num_classes):
+            samples = rng.permutation(np.flatnonzero(labels == label))
+            owners[samples] = cut(len(samples), dirichlet_proportions(spec.alpha, clients, rng))
+        split = Partition.from_owners(owners, clients)
+        if split.sizes.min() >= spec.min_size:
+            return split
+    if spec.short == "redraw":
+        raise DataError(
+            f"dirichlet: in {spec.redraws} draws some client always had fewer than min_size = {spec.min_size} samples; "
+            f"use a larger alpha than {spec.alpha:g}, fewer clients, a smaller min_size, or short = 'top-up'"
+        )
+    return top_up(split, spec.min_size, rng)
+
+
+def quantity(labels: IntArray, spec: Quantity, clients: int, rng: np.random.Generator) -> Partition:
+    """Random samples, sizes in proportions from Dir(α)."""
+    _check_min_size("quantity", len(labels), clients, spec.min_size)
+    owners = np.empty(len(labels), dtype=np.int64)
+    owners[rng.permutation(len(labels))] = cut(len(labels), dirichlet_proportions(spec.alpha, clients, rng))
+    return top_up(Partition.from_owners(owners, clients), spec.min_size, rng)
+
+
+def _check_min_size(kind: str, samples: int, clients: int, min_size: int) -> None:
+    if clients * min_size > samples:
+        raise DataError(
+            f"{kind}: {clients:,} clients cannot each hold min_size = {min_size} of {samples:,} samples; "
+            f"use at most {samples // min_size:,} clients, or min_size = {samples // clients}"
+            + (" (clients may then be empty)" if samples < clients else "")
+        )
+
+
+def _equal_sizes(total: int, parts: int) -> IntArray:
+    """``parts`` sizes that sum to ``total`` and differ by at most one, the larger ones spread evenly."""
+    ends = np.arange(parts + 1, dtype=np.int64) * total // parts
+    return np.diff(ends)
+
+
+def _contiguous(order: IntArray, clients: int) -> Partition:
+    return Partition(order.astype(np.int64), np.concatenate([[0], np.cumsum(_equal_sizes(len(order), clients))]))
+
+
+def _deal_classes(clients: int, per_client: int, num_classes: int, rng: np.random.Generator) -> IntArray:
+    """``[clients, per_client]`` distinct classes per row, every class in equally many rows (to within one).
+
+    Rows are dealt from a stack of shuffled decks, each deck being all classes once, which gives the balance. Where a
+    row takes its last cards from the next deck, that deck is shuffled under the condition that its first cards do not
+    repeat the row's. Decks and rows come out even after ``lcm(per_client, num_classes)`` cards, so the stacks of that
+    size are independent and are dealt all at once: the loop below is over decks of a stack, not over clients.
+    """
+    together = int(np.lcm(per_client, num_classes))
+    rows_per_stack = together // per_client
+    stacks = -(-clients // rows_per_stack)
+    cards = np.empty((stacks, together), dtype=np.int64)
+    every_stack = np.arange(stacks)[:, None]
+    for start in range(0, together, num_classes):
+        held_over = start % per_client  # cards of the row in hand that came from the deck before
+        keys = rng.random((stacks, num_classes))
+        if held_over:
+            taken = np.zeros((stacks, num_classes), dtype=bool)
+            taken[every_stack, cards[:, start - held_over : start]] = True
+            first = np.argsort(keys + taken, axis=1)[:, : per_client - held_over]
+            keys = rng.random((stacks, num_classes))
+            keys[every_stack, first] -= 1  # these come before all others
+        cards[:, start : start + num_classes] = np.argsort(keys, axis=1)
+    rows = cards.reshape(stacks * rows_per_stack, per_client)[:clients]
+    return rows[rng.permutation(clients)]

@@ -1,0 +1,34 @@
+"""Running the package managers' own clients."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from fedfa.data.known import Unavailable
+
+
+def run(*command: str, folder: Path, seconds: int) -> str:
+    """Run a command in a folder and return what it printed.
+
+    Raises:
+        Unavailable: There is no such command, it failed or it took too long; says which, with its last words.
+    """
+    if shutil.which(command[0]) is None:
+        raise Unavailable(f"{command[0]} is not installed")
+    try:
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired as error:
+        raise Unavailable(f"{command[0]} did not finish within {seconds} s") from error
+    if done.returncode:
+        raise Unavailable(f"{command[0]} failed: {_last_words(done.stderr or done.stdout)}")
+    return done.stdout
+
+
+def _last_words(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if line.startswith(("E:", "npm error code", "npm ERR! code", "npm error network"))]
+    return "; ".join((telling or lines or ["it said nothing"])[:2])

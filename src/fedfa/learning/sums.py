@@ -1,0 +1,113 @@
+"""What clients return: weighted sums and the weights to divide them by, never means.
+
+Sums can be added in any grouping, so a server that can only add is enough: results stream through it in constant
+memory, workers can add up their share first, and secure sums or noise go on top without touching a method. Only rules
+that compare single updates (robust aggregation) ask the :class:`Total` to keep them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from fedfa.learning.tensors import Tensors, nbytes
+
+
+@dataclass(frozen=True)
+class WeightedSum:
+    """Named sums ``Σ weight · value`` that share one weight ``Σ weight``.
+
+    The weight is a scalar, or has one entry per row of the tensors (e.g. one per class, shape ``[C, 1]``).
+    """
+
+    tensors: Tensors
+    weight: Tensor
+
+    @classmethod
+    def of(cls, values: Mapping[str, Tensor], weight: float | Tensor) -> WeightedSum:
+        """One client's contribution of ``values`` with this weight.
+
+        Example:
+            >>> WeightedSum.of({"a": torch.tensor([1.0, 2.0])}, 3).tensors["a"]
+            tensor([3., 6.])
+        """
+        weight = torch.as_tensor(weight, dtype=torch.float32)
+        weighted = {}
+        for name, value in values.items():
+            floating = value if value.is_floating_point() else value.double()  # counters are averaged like the rest
+            weighted[name] = floating * weight.to(floating)
+        return cls(weighted, weight)
+
+
+Sums: TypeAlias = dict[str, WeightedSum]
+"""Everything one client (or several, added up) returns, by ``part/group``."""
+
+
+def sums_nbytes(sums: Sums) -> int:
+    """How many bytes the sums take on the wire."""
+    return sum(nbytes(group.tensors) + nbytes({"weight": group.weight}) for group in sums.values())
+
+
+def flatten_sums(sums: Sums) -> Tensors:
+    """Sums as plain named tensors, for the network: ``part/group:name`` and ``part/group#weight``."""
+    flat: Tensors = {}
+    for group, entry in sums.items():
+        flat[f"{group}#weight"] = entry.weight
+        flat.update({f"{group}:{name}": value for name, value in entry.tensors.items()})
+    return flat
+
+
+def unflatten_sums(flat: Mapping[str, Tensor]) -> Sums:
+    """The inverse of :func:`flatten_sums`."""
+    sums = {name.removesuffix("#weight"): WeightedSum({}, value) for name, value in flat.items() if "#weight" in name}
+    for path, value in flat.items():
+        if "#weight" not in path:
+            group, name = path.split(":", 1)
+            sums[group].tensors[name] = value
+    return sums
+
+
+@dataclass
+class Total:
+    """The running total of a cohort, held in double precision.
+
+    Args:
+        keep_each: Also keep every client's own sums, for rules that compare them (costs memory per client).
+    """
+
+    keep_each: bool = False
+    clients: int = 0
+    each: list[Sums] = field(default_factory=list)
+    _sums: Sums = field(default_factory=dict)
+
+    def add(self, sums: Sums) -> None:
+        """Add what one client returned."""
+        self.clients += 1
+        if self.keep_each:
+            self.each.append(sums)
+        for group, entry in sums.items():
+            if group not in self._sums:
+                self._sums[group] = WeightedSum(
+                    {name: value.double() for name, value in entry.tensors.items()}, entry.weight.double()
+                )
+                continue
+            mine = self._sums[group]
+            mine.weight.add_(entry.weight)
+            for name, value in entry.tensors.items():
+                mine.tensors[name].add_(value)
+
+    def __contains__(self, group: str) -> bool:
+        return group in self._sums
+
+    def __getitem__(self, group: str) -> WeightedSum:
+        return self._sums[group]
+
+    def mean(self, group: str) -> Tensors:
+        """``Σ weight · value / Σ weight`` in double precision; rows whose weight is zero come out as zero."""
+        entry = self._sums[group]
+        divisor = torch.where(entry.weight == 0, 1.0, entry.weight)
+        return {name: value / divisor for name, value in entry.tensors.items()}

@@ -1,0 +1,57 @@
+"""Named tensors: the one form in which anything lives longer than a function call.
+
+Server state, what is broadcast, what a client keeps and what it returns are all ``dict[str, Tensor]``, nested at
+most once by the name of the part they belong to. One form means one checkpoint, one wire format and one resume.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Tensors: TypeAlias = dict[str, Tensor]
+"""Named tensors, e.g. ``{"conv1.weight": …}``."""
+
+PartTensors: TypeAlias = dict[str, Tensors]
+"""Named tensors by the part they belong to, e.g. ``{"anchors": {"anchors": …}}``."""
+
+
+def clone(tensors: Mapping[str, Tensor]) -> Tensors:
+    """A copy that shares no memory with the original."""
+    return {name: value.detach().clone() for name, value in tensors.items()}
+
+
+def nbytes(tensors: Mapping[str, Tensor]) -> int:
+    """How many bytes the tensors take on the wire."""
+    return sum(value.numel() * value.element_size() for value in tensors.values())
+
+
+def flatten(nested: Mapping[str, Mapping[str, Tensor]]) -> Tensors:
+    """Join the part's and the tensor's name.
+
+    Example:
+        >>> sorted(flatten({"anchors": {"anchors": torch.zeros(1)}, "model": {"fc.bias": torch.zeros(1)}}))
+        ['anchors/anchors', 'model/fc.bias']
+    """
+    return {f"{part}/{name}": value for part, tensors in nested.items() for name, value in tensors.items()}
+
+
+def unflatten(flat: Mapping[str, Tensor]) -> PartTensors:
+    """The inverse of :func:`flatten` (parts without tensors do not come back)."""
+    nested: PartTensors = {}
+    for path, value in flat.items():
+        part, name = path.split("/", 1)
+        nested.setdefault(part, {})[name] = value
+    return nested
+
+
+def first_non_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """The name of the first tensor that holds a NaN or an infinity, if there is one."""
+    for name, value in tensors.items():
+        # The sum is finite unless an element is not (or the sum overflows: then look closely). One pass, no mask.
+        if value.is_floating_point() and not torch.isfinite(value.sum()) and not torch.isfinite(value).all():
+            return name
+    return None

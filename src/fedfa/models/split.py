@@ -1,0 +1,125 @@
+"""Any network as features and a linear classifier.
+
+FedFA (and MOON, FedProc, CCVR …) speak of *features*: what enters the last, linear layer. :class:`SplitModel` finds
+that layer in a network as its author wrote it and captures its input, so no network has to be changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedfa.errors import ModelError
+
+
+class SplitModel:
+    """A network seen as ``features → linear classifier``.
+
+    Make one with :meth:`of`. Calling it returns ``(features, logits)``; both carry the graph.
+    """
+
+    def __init__(self, module: nn.Module, head_name: str) -> None:
+        head = module.get_submodule(head_name)
+        assert isinstance(head, nn.Linear)
+        self.module = module
+        self.head = head
+        self.head_name = head_name
+        self._features: Tensor | None = None
+        head.register_forward_pre_hook(self._capture)
+
+    @classmethod
+    def of(cls, module: nn.Module, head: str | None = None, example: Tensor | None = None) -> SplitModel:
+        """Split a network at its linear classifier.
+
+        Args:
+            module: Any network whose output is the output of an ``nn.Linear``.
+            head: Name of that layer (as in ``module.named_modules()``). Left out, it is found: with an example, the
+                layer whose output *is* the network's output; without, the last one registered.
+            example: A small input batch; given, the split is checked by running it.
+
+        Raises:
+            ModelError: No such layer, or the network does something after it.
+
+        Example:
+            >>> net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+            >>> split = SplitModel.of(net)
+            >>> split.head_name, split.feature_dim, split.num_classes
+            ('2', 3, 2)
+        """
+        linears = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear)}
+        kind = type(module).__name__
+        if not linears:
+            raise ModelError(f"{kind} has no nn.Linear layer; FedFA needs a linear classifier as the last layer")
+        if head is not None and head not in linears:
+            raise ModelError(f"{kind} has no linear layer {head!r}; its linear layers are {', '.join(linears)}")
+        if example is None:
+            return cls(module, head or list(linears)[-1])
+        last = _layer_that_makes_the_output(module, linears, example)
+        if last is None or (head is not None and head != last):
+            raise ModelError(
+                f"the output of {kind} is not the output of its linear layer {head or list(linears)[-1]!r}; let the "
+                "network return the raw logits of its last linear layer (no softmax, no reshaping after it)"
+            )
+        return cls(module, last)
+
+    @property
+    def feature_dim(self) -> int:
+        """Width of the features."""
+        return self.head.in_features
+
+    @property
+    def num_classes(self) -> int:
+        """Number of outputs."""
+        return self.head.out_features
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Features and logits of a batch."""
+        logits = self.module(x)
+        features = self._features
+        assert features is not None, "the classifier was not called in the forward pass"
+        self._features = None  # do not keep the graph alive
+        return features, logits
+
+    def state(self) -> dict[str, Tensor]:
+        """Every parameter and buffer by name: the live tensors, detached from the graph."""
+        return dict(self.module.state_dict())
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy values into the network's tensors; names that are not given stay as they are."""
+        state = self.state()
+        with torch.no_grad():
+            for name, value in tensors.items():
+                state[name].copy_(value)
+
+    def buffer_names(self) -> set[str]:
+        """Names of the tensors that are not trained (BatchNorm's running statistics)."""
+        return self.state().keys() - {name for name, _ in self.module.named_parameters()}
+
+    def _capture(self, _: nn.Module, args: tuple[Any, ...]) -> None:
+        self._features = args[0]
+
+
+def _layer_that_makes_the_output(module: nn.Module, linears: Mapping[str, nn.Linear], example: Tensor) -> str | None:
+    outputs: dict[str, Tensor] = {}
+
+    def remember(name: str) -> Any:
+        return lambda _module, _args, output: outputs.__setitem__(name, output)
+
+    handles = [layer.register_forward_hook(remember(name)) for name, layer in linears.items()]
+    was_training = module.training
+    module.eval()  # leave running statistics alone
+    try:
+        with torch.no_grad():
+            result = module(example)
+    except Exception as error:
+        raise ModelError(
+            f"{type(module).__name__} cannot take an input of shape {tuple(example.shape[1:])}: {error}"
+        ) from error
+    finally:
+        module.train(was_training)
+        for handle in handles:
+            handle.remove()
+    return next((name for name, output in outputs.items() if output is result), None)

@@ -1,0 +1,170 @@
+"""The run folder: the record of a run, and all that is needed to go on with it.
+
+====================  =============================================================================================
+``config.toml``       the settings, complete
+``metrics.jsonl``     one object a round
+``summary.json``      the result, once the run is finished
+``checkpoint.safetensors``  the server's state after the last saved round
+``clients/``          what clients keep between rounds, one file per client and version
+``model.safetensors``, ``server.safetensors``  the final model; the final state of the server (anchors …)
+====================  =============================================================================================
+
+A checkpoint is the commit point. Clients' files are written before it under new names and deleted after it, and the
+metrics are cut back to it on resume, so a run that was killed at any moment goes on from a consistent state.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedfa.errors import RunError
+from fedfa.learning.server import ServerState
+from fedfa.learning.tensors import PartTensors, Tensors, flatten, unflatten
+from fedfa.studies.files import load_tensors, save_tensors, write_atomically
+from fedfa.studies.settings import Settings, read_toml
+
+_CLIENTS = "kept_by_clients"
+
+
+class RunFolder:
+    """Reads and writes one run folder; holds a lock on it while a run writes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._versions: dict[int, int] = {}
+        self._unsaved: dict[int, int] = {}
+        self._obsolete: list[Path] = []
+        self._lock: int | None = None
+
+    # -- opening ----------------------------------------------------------------------------------------------
+    def create(self, settings: Settings) -> None:
+        """Begin a new record.
+
+        Raises:
+            RunError: There is a run here already, or the folder cannot be written.
+        """
+        if (self.path / "config.toml").exists():
+            raise RunError(f"{self.path} holds a run already; go on with it by --resume, or choose another --out")
+        try:
+            (self.path / "clients").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot write to {self.path}: {error.strerror}") from None
+        self._acquire()
+        write_atomically(self.path / "config.toml", settings.to_toml())
+
+    def reopen(self) -> ServerState | None:
+        """Take up the record again: the state to go on from, or None if no round was saved yet."""
+        self._acquire()
+        for leftover in self.path.rglob(".*.tmp"):
+            leftover.unlink(missing_ok=True)
+        checkpoint = self.path / "checkpoint.safetensors"
+        state = None
+        self._versions = {}
+        if checkpoint.exists():
+            tensors = load_tensors(checkpoint)
+            self._versions = {int(client): int(version) for client, version in tensors.pop(_CLIENTS).tolist()}
+            state = ServerState.from_tensors(tensors)
+        for file in (self.path / "clients").glob("*.safetensors"):
+            if file not in {self._client_file(c, v) for c, v in self._versions.items()}:
+                file.unlink()
+        self._cut_metrics(0 if state is None else state.round)
+        return state
+
+    def settings(self) -> Settings:
+        """The settings the run was started with."""
+        path = self.path / "config.toml"
+        if not path.exists():
+            raise RunError(f"{self.path} holds no run (no config.toml)")
+        return Settings.resolve(read_toml(path))
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    # -- writing ----------------------------------------------------------------------------------------------
+    def rewrite_settings(self, settings: Settings) -> None:
+        """Record settings that changed on resume (more rounds)."""
+        write_atomically(self.path / "config.toml", settings.to_toml())
+
+    def append_metrics(self, record: dict[str, Any]) -> None:
+        """Add a round's record."""
+        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def save_kept(self, client: int, round: int, kept: PartTensors) -> None:
+        """Store what a client keeps; counts from the next checkpoint on."""
+        if not kept:
+            return
+        save_tensors(self._client_file(client, round), flatten(kept))
+        self._unsaved[client] = round
+
+    def load_kept(self, client: int) -> PartTensors:
+        """What a client kept, empty if it never did."""
+        version = self._unsaved.get(client, self._versions.get(client))
+        return {} if version is None else unflatten(load_tensors(self._client_file(client, version)))
+
+    def checkpoint(self, state: ServerState) -> None:
+        """Commit the state after a round."""
+        self._obsolete = [self._client_file(c, self._versions[c]) for c in self._unsaved if c in self._versions]
+        self._versions |= self._unsaved
+        self._unsaved = {}
+        versions = torch.tensor(sorted(self._versions.items()), dtype=torch.int64).reshape(-1, 2)
+        save_tensors(self.path / "checkpoint.safetensors", {**state.to_tensors(), _CLIENTS: versions})
+        current = {self._client_file(c, v) for c, v in self._versions.items()} if self._obsolete else set()
+        for file in self._obsolete:
+            if file not in current:
+                file.unlink(missing_ok=True)
+
+    def finish(self, state: ServerState, summary: dict[str, Any]) -> None:
+        """Write the result; ``summary.json`` last, so that its presence means the run is whole."""
+        save_tensors(self.path / "model.safetensors", state.model)
+        save_tensors(self.path / "server.safetensors", state.to_tensors())
+        write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+    # -- reading ----------------------------------------------------------------------------------------------
+    def metrics(self) -> list[dict[str, Any]]:
+        """Every complete record, in order; a line cut short by a crash is passed over."""
+        path = self.path / "metrics.jsonl"
+        if not path.exists():
+            return []
+        lines = path.read_text(encoding="utf-8").split("\n")
+        return [json.loads(line) for line in lines[:-1]]  # what follows the last newline is incomplete
+
+    def summary(self) -> dict[str, Any] | None:
+        """The result, or None while the run is not finished."""
+        path = self.path / "summary.json"
+        if not path.exists():
+            return None
+        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return summary
+
+    def model(self) -> Tensors:
+        """The final model."""
+        return load_tensors(self.path / "model.safetensors")
+
+    # -- inside -----------------------------------------------------------------------------------------------
+    def _client_file(self, client: int, version: int) -> Path:
+        return self.path / "clients" / f"{client}.round{version}.safetensors"
+
+    def _cut_metrics(self, rounds: int) -> None:
+        kept = [record for record in self.metrics() if record["round"] <= rounds]
+        write_atomically(self.path / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in kept))
+
+    def _acquire(self) -> None:
+        try:
+            import fcntl
+        except ImportError:  # no advisory locks on this system
+            return
+        self._lock = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.close()
+            raise RunError(f"{self.path} is being written by another process; wait for it or stop it") from None

@@ -1,0 +1,298 @@
+"""Everything a run depends on, typed and checked. The defaults are the paper's settings.
+
+Settings come in layers, later ones win: defaults, the method's variant, the file or preset, what the caller sets. So a
+variant never overrides what somebody wrote, and a complete ``config.toml`` reads back as itself.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedfa.algorithms.registry import build_recipe, methods_of, validate_options
+from fedfa.data import PartitionSpec, parse_partition
+from fedfa.errors import SettingsError
+from fedfa.learning.cohort import Selection
+from fedfa.learning.device import DeviceName
+from fedfa.learning.part import LocalTraining
+from fedfa.learning.recipe import Recipe
+from fedfa.messages import nearest, validation_message
+
+
+class Section(BaseModel):
+    """Base of the sections: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DataSettings(Section):
+    """Which data, and how they are spread over the clients."""
+
+    name: str = "fashion-mnist"
+    """A known data set, or the path of your own (.npz, folder of class folders)."""
+    clients: int = Field(100, ge=1)
+    partition: PartitionSpec = Field(default_factory=lambda: parse_partition("shards:2"))
+    seed: int = Field(1, ge=0)
+    """Seed of the split; the training has its own."""
+    normalise: Literal["dataset", "authors"] = "dataset"
+    """Input statistics: the data set's own, or those of the paper's published code."""
+    dir: str | None = None
+    """Data directory; left out: FEDFA_DATA, else the user's cache."""
+    offline: bool = False
+    """Never use the network."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_partition(cls, values: Any) -> Any:
+        """Let ``partition = "shards:2"`` stand for the table."""
+        if isinstance(values, dict) and isinstance(values.get("partition"), str):
+            return {**values, "partition": parse_partition(values["partition"])}
+        return values
+
+
+class ModelSettings(Section):
+    """Which network."""
+
+    name: str = "cnn-fmnist"
+    head: str | None = None
+    """Name of the linear classifier, where it cannot be found by itself."""
+    buffers: Literal["average", "local"] = "average"
+    """BatchNorm's running statistics: averaged like weights, or kept by each client."""
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class AlgorithmSettings(BaseModel):
+    """The recipe and the options of its parts, each in a table named after the part."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    recipe: str = "fedfa"
+    """Methods joined by ``+``."""
+    variant: str | None = None
+    """A named set of settings of the method; see ``fedfa algorithms NAME``."""
+
+    @property
+    def options(self) -> dict[str, dict[str, Any]]:
+        """The parts' options by part."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+class CohortSettings(Section):
+    """Which clients take part in a round."""
+
+    clients: int | None = Field(None, ge=1)
+    """How many; left out, ``rate`` decides."""
+    rate: float = Field(0.1, gt=0, le=1)
+    """Share of all clients."""
+    selection: Selection = "uniform"
+
+    def count(self, num_clients: int) -> int:
+        """Clients per round."""
+        return self.clients or max(1, round(self.rate * num_clients))
+
+
+class LocalSettings(Section):
+    """How a client trains."""
+
+    epochs: int = Field(5, ge=1)
+    batch_size: int = Field(64, ge=1)
+    lr: float = Field(0.01, gt=0)
+    lr_decay: float = Field(1.0, gt=0, le=1)
+    """The learning rate of round t (from 0) is ``lr · lr_decay^t``."""
+    momentum: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = Field(0.001, ge=0)
+    drop_last: bool = False
+    """Leave out an incomplete last batch (BatchNorm cannot train on a single sample)."""
+
+    def in_round(self, round: int) -> LocalTraining:
+        """The values of one round, counted from 0."""
+        return LocalTraining(
+            epochs=self.epochs, batch_size=self.batch_size, lr=self.lr * self.lr_decay**round,
+            momentum=self.momentum, weight_decay=self.weight_decay, drop_last=self.drop_last,
+        )  # fmt: skip
+
+
+class EvaluationSettings(Section):
+    """When and how the global model is evaluated."""
+
+    every: int = Field(1, ge=1)
+    """Rounds between evaluations; the last round is always evaluated."""
+    batch_size: int = Field(500, ge=1)
+
+
+class CheckpointSettings(Section):
+    """When the run is saved."""
+
+    every: int = Field(1, ge=1)
+    """Rounds between checkpoints."""
+
+
+class Settings(Section):
+    """One run, completely."""
+
+    rounds: int = Field(200, ge=1)
+    seed: int = Field(1, ge=0)
+    """Seed of the training: initial weights, cohorts, shuffling."""
+    device: DeviceName = "auto"
+    data: DataSettings = Field(default_factory=DataSettings)
+    model: ModelSettings = Field(default_factory=ModelSettings)
+    algorithm: AlgorithmSettings = Field(default_factory=AlgorithmSettings)
+    cohort: CohortSettings = Field(default_factory=CohortSettings)
+    local: LocalSettings = Field(default_factory=LocalSettings)
+    evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
+    checkpoint: CheckpointSettings = Field(default_factory=CheckpointSettings)
+
+    @classmethod
+    def resolve(cls, *layers: Mapping[str, Any]) -> Settings:
+        """Settings from layers of nested dictionaries (later ones win), completed by variant and defaults.
+
+        Raises:
+            SettingsError: Names the key, what is allowed and the nearest right spelling.
+
+        Example:
+            >>> Settings.resolve({"rounds": 3}, {"local": {"lr": 0.1}}).local.lr
+            0.1
+        """
+        written: dict[str, Any] = {}
+        for layer in layers:
+            written = merge(written, layer)
+        algorithm = written.get("algorithm", {})
+        algorithm = algorithm if isinstance(algorithm, Mapping) else {}
+        recipe = str(algorithm.get("recipe", AlgorithmSettings().recipe))
+        name, implied = variant_settings(recipe, algorithm.get("variant"))
+        complete = merge(implied, written)
+        if name is not None:
+            complete = merge(complete, {"algorithm": {"variant": name}})
+        try:
+            settings = cls.model_validate(complete)
+        except ValidationError as error:
+            raise SettingsError(validation_message(error, cls)) from None
+        for part, options in settings.algorithm.options.items():
+            if not isinstance(options, Mapping):
+                allowed = [*AlgorithmSettings.model_fields, *validate_options(recipe, {})]
+                raise SettingsError(
+                    f"unknown key algorithm.{part}{nearest(part, allowed)}; allowed here: {', '.join(allowed)}"
+                )
+        typed = validate_options(recipe, settings.algorithm.options)
+        parts = {part: options.model_dump(exclude_none=True) for part, options in typed.items()}
+        filled = {"recipe": recipe, "variant": name, **{part: values for part, values in parts.items() if values}}
+        return settings.model_copy(update={"algorithm": AlgorithmSettings(**filled)})
+
+    @classmethod
+    def preset(cls, name: str, *layers: Mapping[str, Any]) -> Settings:
+        """The settings of a preset, with further layers on top.
+
+        Example:
+            >>> Settings.preset("digits-c2", {"rounds": 2}).data.name
+            'digits'
+        """
+        return cls.resolve(preset_layer(name), *layers)
+
+    @classmethod
+    def from_file(cls, path: Path | str, *layers: Mapping[str, Any]) -> Settings:
+        """The settings of a TOML file, with further layers on top."""
+        return cls.resolve(read_toml(Path(path)), *layers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Complete, as plain values; what is not set is left out."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+    def to_toml(self) -> str:
+        """Complete, as TOML."""
+        return tomli_w.dumps(self.to_dict())
+
+    def recipe(self) -> Recipe:
+        """The recipe, ready to use."""
+        return build_recipe(self.algorithm.recipe, self.algorithm.options)
+
+
+def variant_settings(recipe: str, variant: object) -> tuple[str | None, dict[str, Any]]:
+    """The variant that applies to a recipe, and the settings it implies."""
+    chosen = methods_of(recipe)
+    if variant is None:
+        variant = next((method.default_variant for method in chosen if method.default_variant), None)
+        if variant is None:
+            return None, {}
+    known = [name for method in chosen for name in method.variants]
+    if variant not in known:
+        raise SettingsError(
+            f"algorithm.variant = {variant!r}{nearest(str(variant), known)}: the recipe {recipe!r} has the variants "
+            f"{', '.join(dict.fromkeys(known)) or 'none'}"
+        )
+    implied: dict[str, Any] = {}
+    for method in reversed(chosen):  # the first method of the recipe has the last word
+        for key, value in method.variants.get(str(variant), {}).items():
+            implied = merge(implied, nest(key, value))
+    return str(variant), implied
+
+
+def nest(key: str, value: object) -> dict[str, Any]:
+    """A dotted key as nested dictionaries.
+
+    Example:
+        >>> nest("local.lr", 0.1)
+        {'local': {'lr': 0.1}}
+    """
+    for step in reversed(key.split(".")):
+        value = {step: value}
+    assert isinstance(value, dict)
+    return value
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested dictionaries, the second over the first; a partition is replaced whole."""
+    merged = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = merge(merged[key], value) if both and key != "partition" else value
+    return merged
+
+
+def parse_assignment(text: str) -> dict[str, Any]:
+    """``key=value`` from the command line; the value is TOML, or else a plain string.
+
+    Example:
+        >>> parse_assignment("local.lr=0.1"), parse_assignment("algorithm.variant=authors")
+        ({'local': {'lr': 0.1}}, {'algorithm': {'variant': 'authors'}})
+    """
+    key, sign, raw = text.partition("=")
+    if not sign or not key.strip():
+        raise SettingsError(f"--set {text!r}: write key=value, e.g. --set local.lr=0.05")
+    try:
+        value = tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw
+    return nest(key.strip(), value)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as nested dictionaries."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SettingsError(f"no configuration file {path}; `fedfa presets` lists what exists by name") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} is not valid TOML: {error}") from None
+
+
+def presets() -> dict[str, str]:
+    """Every preset's name and its first comment line."""
+    found = {}
+    for file in sorted(resources.files("fedfa.studies").joinpath("presets").iterdir(), key=lambda f: f.name):
+        if file.name.endswith(".toml"):
+            found[file.name.removesuffix(".toml")] = file.read_text("utf-8").partition("\n")[0].lstrip("# ")
+    return found
+
+
+def preset_layer(name: str) -> dict[str, Any]:
+    """A preset's own lines."""
+    known = presets()
+    if name not in known:
+        raise SettingsError(f"unknown preset {name!r}{nearest(name, known)}; known: {', '.join(known)}")
+    return tomllib.loads(resources.files("fedfa.studies").joinpath("presets", f"{name}.toml").read_text("utf-8"))

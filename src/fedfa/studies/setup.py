@@ -1,0 +1,98 @@
+"""From settings to the things a run works with: federation, network, recipe, engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from fedfa.data import DataSet, Federation, load, partition
+from fedfa.data.normalise import named_normalisation
+from fedfa.engines.engine import Engine
+from fedfa.engines.local import LocalEngine
+from fedfa.errors import ModelError
+from fedfa.learning.device import choose_device
+from fedfa.learning.part import Role, Task
+from fedfa.learning.random import torch_stream
+from fedfa.learning.recipe import Recipe
+from fedfa.learning.server import ServerState
+from fedfa.learning.tensors import clone
+from fedfa.models.split import SplitModel
+from fedfa.models.zoo import build_model
+from fedfa.studies.settings import Settings
+
+ModelMaker = Callable[[], nn.Module]
+
+
+@dataclass(frozen=True)
+class Laboratory:
+    """What a run works with; everything in it follows from the settings (and the caller's own model or data)."""
+
+    settings: Settings
+    federation: Federation
+    recipe: Recipe
+    task: Task
+    roles: Mapping[str, Role]
+    device: torch.device
+
+    def initial_state(self) -> ServerState:
+        """The server before the first round."""
+        parts = self.recipe.init(self.task, self.settings.seed)
+        return ServerState(0, clone(self.task.model.state()), parts)
+
+    def engine(self) -> Engine:
+        """The engine that the settings ask for."""
+        return LocalEngine(
+            self.federation, self.task.model, self.recipe, self.roles, self.device, self.settings.evaluation.batch_size
+        )
+
+
+def prepare(settings: Settings, *, model: ModelMaker | None = None, data: DataSet | None = None) -> Laboratory:
+    """Build everything a run needs.
+
+    Args:
+        settings: The run's settings.
+        model: Makes the network, instead of ``settings.model.name``.
+        data: The data set, instead of ``settings.data.name``.
+    """
+    dataset = data if data is not None else load_dataset(settings)
+    num_classes = len(dataset.classes)
+    split = partition(dataset.train, settings.data.partition, settings.data.clients, num_classes, settings.data.seed)
+    federation = Federation(dataset, split)
+    network = make_network(settings, dataset, model)
+    recipe = settings.recipe()
+    task = Task(network, num_classes, len(federation), settings.rounds)
+    roles = recipe.roles(task)
+    if settings.model.buffers == "local":
+        roles |= dict.fromkeys(network.buffer_names(), Role.LOCAL)
+    return Laboratory(settings, federation, recipe, task, roles, choose_device(settings.device))
+
+
+def load_dataset(settings: Settings) -> DataSet:
+    """The data set with the normalisation that was asked for."""
+    directory = Path(settings.data.dir).expanduser() if settings.data.dir else None
+    dataset = load(settings.data.name, data_dir=directory, offline=settings.data.offline)
+    return replace(
+        dataset, normalisation=named_normalisation(settings.data.normalise, dataset.name, dataset.normalisation)
+    )
+
+
+def make_network(settings: Settings, dataset: DataSet, model: ModelMaker | None) -> SplitModel:
+    """The network with its initial weights, split and checked on a sample."""
+    example = dataset.normalisation.batch(dataset.train.inputs[:2])
+    classes = len(dataset.classes)
+    with torch_stream(settings.seed, "model"):
+        if model is not None:
+            module = model()
+        else:
+            module = build_model(settings.model.name, example.shape[1:], classes, dict(settings.model.options))
+    network = SplitModel.of(module, settings.model.head, example)
+    if network.num_classes != classes:
+        raise ModelError(
+            f"the network has {network.num_classes} outputs, but {dataset.name} has {classes} classes; make the last "
+            "layer fit"
+        )
+    return network
