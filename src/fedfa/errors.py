@@ -35,6 +35,10 @@ class ClientError(FedfaError):
         super().__init__(f"client {client}, round {round}, {stage}: {problem}")
         self.client, self.round, self.stage, self.problem = client, round, stage, problem
 
+    def __reduce__(self) -> tuple[type["ClientError"], tuple[int, int, str, str]]:
+        """Travel between processes whole."""
+        return ClientError, (self.client, self.round, self.stage, self.problem)
+
 
 class RunError(FedfaError):
     """A run folder cannot be written, resumed or read."""

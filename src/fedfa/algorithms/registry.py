@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib.util
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -113,13 +115,16 @@ def _from_file(path: Path) -> Method:
         return _FILES[path]
     if not path.is_file():
         raise RecipeError(f"no file {path} with a method in it")
-    spec = importlib.util.spec_from_file_location(f"fedfa_method_{path.stem}", path)
+    unique = hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()
+    spec = importlib.util.spec_from_file_location(f"fedfa_method_{path.stem}_{unique}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module  # pydantic and dataclasses look their module up while it is made
     try:
         spec.loader.exec_module(module)
     except Exception as error:
+        del sys.modules[module.__name__]
         raise RecipeError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
     found = [value for value in vars(module).values() if isinstance(value, Method)]
     if not found:

@@ -163,6 +163,21 @@ def algorithms(name: Annotated[str | None, typer.Argument(help="A method to expl
 
 
 @app.command()
+def results(
+    folder: Annotated[Path, typer.Argument(help="Folder of results: SETTING/RUN/summary.json.")] = Path("results"),
+    page: Annotated[Path | None, typer.Option(help="Write the table into this page, between its marks.")] = None,
+) -> None:
+    """Print finished runs as a table with the paper's numbers beside them."""
+    from fedfa.report.results_page import refresh_page, results_table
+    from fedfa.studies.files import write_atomically
+
+    if page is None:
+        typer.echo(results_table(folder))
+    else:
+        write_atomically(page, refresh_page(page, folder))
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     import fedfa

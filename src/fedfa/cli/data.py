@@ -1,10 +1,235 @@
-"""Commands about data sets and their splits."""
+"""Commands about data sets and their splits. Heavy imports happen inside them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from fedfa.data import DataSet, Federation
 
 app = typer.Typer(no_args_is_help=True)
+console = Console()
+
+DataDir = Annotated[
+    Path | None, typer.Option(help="Where data sets are kept; default: $FEDFA_DATA, else ~/.cache/fedfa.")
+]
+Offline = Annotated[bool, typer.Option("--offline", help="Make no network call.")]
+Source = Annotated[Path | None, typer.Option("--from", help="Folder that holds the set's files.")]
 
 
 @app.callback()
 def data() -> None:
     """Find, fetch, check and look at data sets and their splits."""
+
+
+@app.command(name="list")
+def list_(data_dir: DataDir = None) -> None:
+    """List the data sets that are known by name, and which of them are here."""
+    from fedfa.data import cache
+    from fedfa.data.sets import KNOWN
+
+    directory = cache.data_directory(data_dir)
+    table = Table("name", "here", "train + test", "image", "classes", "comes from", box=None, pad_edge=False)
+    for known in KNOWN.values():
+        counts = known.editions[0] if known.editions else None
+        ways = [provider.kind for provider in known.providers] or ["your files (--from)"]
+        table.add_row(
+            known.name,
+            "[green]yes[/]" if cache.is_cached(directory, known.name) else "–",
+            f"{counts.train:,} + {counts.test:,}" if counts and counts.train else "",
+            "×".join(str(size) for size in known.shape),
+            str(len(known.classes)),
+            known.made_of or ", ".join(dict.fromkeys(ways)),
+        )
+    console.print(table)
+    console.print(
+        f"\nKept in {escape(str(directory))}. Your own: the path of an .npz file or of a folder of class folders.",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+@app.command()
+def get(
+    names: Annotated[list[str], typer.Argument(help="Names of data sets; `fedfa data list` shows them.")],
+    source: Source = None,
+    data_dir: DataDir = None,
+    offline: Offline = False,
+    again: Annotated[bool, typer.Option("--again", help="Obtain it anew although it is here.")] = False,
+    unverified: Annotated[
+        bool, typer.Option("--unverified", help="Accept content that is not the known one, and note that.")
+    ] = False,
+) -> None:
+    """Obtain data sets, check them and keep them ready."""
+    from fedfa.data import load
+
+    for name in names:
+        began = time.perf_counter()
+        with _Downloads() as downloads:
+            dataset = load(
+                name,
+                data_dir=data_dir,
+                offline=offline,
+                source=source,
+                again=again,
+                unverified=unverified,
+                progress=downloads.report,
+            )
+        _describe(dataset, time.perf_counter() - began)
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="Name of a data set, or the path of your own.")],
+    partition: Annotated[
+        str | None,
+        typer.Option(help="A split: iid, shards:2, classes:2:250, dirichlet:0.1, domains/shards:2, natural …"),
+    ] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients; default 100, or one per writer.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the split.")] = 1,
+    rows: Annotated[int, typer.Option(help="How many clients the table shows.")] = 20,
+    picture: Annotated[
+        Path | None, typer.Option(help="Also draw it: a file name that ends in .png, .svg or .pdf.")
+    ] = None,
+    style: Annotated[str, typer.Option(help="Of the picture: bubbles, heat or auto.")] = "auto",
+    source: Source = None,
+    data_dir: DataDir = None,
+    offline: Offline = False,
+) -> None:
+    """Show a data set and what a split does to it: a table and, on request, a picture."""
+    from fedfa.data import Federation, load, natural_clients, parse_partition, partition_text
+    from fedfa.report.partition_picture import contact_sheet, partition_picture
+
+    spec = None if partition is None else parse_partition(partition)
+    with _Downloads() as downloads:
+        dataset = load(name, data_dir=data_dir, offline=offline, source=source, progress=downloads.report)
+    _describe(dataset, None)
+    if spec is None:
+        if picture is not None:
+            console.print(f"picture: {escape(str(contact_sheet(dataset, picture)))}", soft_wrap=True)
+        return
+    if clients is None and natural_clients(dataset.train, spec) is None:
+        clients = 100
+    federation = Federation.split(dataset, spec, clients, seed)
+    title = f"{dataset.name}, {partition_text(spec)}, {len(federation):,} clients, seed {seed}"
+    console.print()
+    console.print(_table(federation, rows))
+    _summarise(federation)
+    if picture is not None:
+        drawn = partition_picture(federation, picture, title=title, style=style)
+        console.print(f"picture: {escape(str(drawn))}", soft_wrap=True)
+
+
+class _Downloads:
+    """A bar for each thing that is fetched, on a terminal only."""
+
+    def __init__(self) -> None:
+        self._bars = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._tasks: dict[str, Any] = {}
+
+    def __enter__(self) -> _Downloads:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def report(self, what: str, done: int, total: int | None) -> None:
+        if what not in self._tasks:
+            self._tasks[what] = self._bars.add_task(escape(what), total=None)
+        self._bars.update(self._tasks[what], completed=done, total=total)
+
+
+def _describe(dataset: DataSet, seconds: float | None) -> None:
+    """What a data set is, in a few lines."""
+    shape = "×".join(str(size) for size in dataset.train.inputs.shape[1:])
+    took = "" if seconds is None else f" ({seconds:.1f} s)"
+    lines = [
+        f"[bold]{escape(dataset.name)}[/]{took}: {len(dataset.train):,} training + {len(dataset.test):,} test samples, "
+        f"{shape}, {dataset.num_classes} classes",
+        f"  source: {dataset.manifest.get('source')}; edition: {dataset.manifest.get('edition', 'own')}; "
+        f"checksum {dataset.fingerprint[:16]}",
+    ]
+    for part in ("train", "test"):
+        about = dataset.manifest.get(part)
+        if not isinstance(about, dict):
+            continue
+        counts = about["per_class"]
+        if dataset.domains:
+            parts = zip(dataset.domains, about["per_domain"], strict=True)
+            lines.append(f"  {part} by domain: " + ", ".join(f"{name} {count:,}" for name, count in parts))
+        listed = " ".join(str(count) for count in counts) if len(counts) <= 12 else f"{min(counts)} to {max(counts)}"
+        writers = f"; {about['writers']:,} writers" if "writers" in about else ""
+        lines.append(f"  {part} by class: {listed}{writers}")
+    if "terms" in dataset.manifest:
+        lines.append(f"  terms: {dataset.manifest['terms']}")
+    console.print("\n".join(lines), soft_wrap=True, highlight=False)
+
+
+def _table(federation: Federation, rows: int) -> Table:
+    """Clients × classes, each cell shaded by its share of the client's samples."""
+    dataset = federation.dataset
+    shown = min(rows, len(federation))
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("client", justify="right")
+    if dataset.domains:
+        table.add_column("domain")
+    table.add_column("samples", justify="right")
+    wide = dataset.num_classes <= 20
+    for name in dataset.classes if wide else ("classes held",):
+        table.add_column(name[:5] if wide else name, justify="right")
+    for number in range(shown):
+        client = federation.client(number)
+        counts = client.label_counts.tolist()
+        row: list[str | Text] = [str(number)]
+        if dataset.domains and dataset.train.domains is not None:
+            held = sorted(set(dataset.train.domains[client.positions].tolist()))
+            row.append(", ".join(dataset.domains[domain] for domain in held))
+        row.append(f"{client.size:,}")
+        if wide:
+            row += [_cell(count, client.size) for count in counts]
+        else:
+            row.append(str(sum(count > 0 for count in counts)))
+        table.add_row(*row)
+    if shown < len(federation):
+        table.add_row("…")
+    return table
+
+
+def _cell(count: int, size: int) -> Text:
+    if not count:
+        return Text("·", style="dim")
+    level = min(5, int(6 * count / size))
+    return Text(str(count), style=("blue", "cyan", "green", "yellow", "bright_yellow bold", "bright_red bold")[level])
+
+
+def _summarise(federation: Federation) -> None:
+    from fedfa.data.skew import summary
+
+    facts = summary(federation)
+    console.print(
+        f"\n{len(federation):,} clients hold {facts.assigned:,} of {facts.samples:,} samples; per client "
+        f"{facts.smallest:,} to {facts.largest:,}, median {facts.median:,.0f}"
+        + (f"; {facts.empty:,} are empty" if facts.empty else "")
+        + f". Classes per client: {facts.classes_held:.1f} on average. "
+        f"Label skew {facts.label_skew:.2f} (0: every client like the whole; 1: nothing in common).",
+        soft_wrap=True,
+        highlight=False,
+    )

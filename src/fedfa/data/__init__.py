@@ -3,6 +3,7 @@
 from fedfa.data.federation import ClientSamples, Federation
 from fedfa.data.loading import known_names, load
 from fedfa.data.normalise import NORMALISATIONS, Normalisation
+from fedfa.data.own import dataset_from
 from fedfa.data.partitions import (
     AnyPartition,
     Classes,
@@ -38,6 +39,7 @@ __all__ = [
     "Quantity",
     "Samples",
     "Shards",
+    "dataset_from",
     "known_names",
     "load",
     "natural_clients",

@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -95,7 +96,6 @@ def open_cached(directory: Path, name: str) -> DataSet:
     folder = folder_of(directory, name)
     manifest = _read_json(folder / "manifest.json")
     arrays = manifest["arrays"]
-    assert isinstance(arrays, dict)
     _check(folder, arrays)
     mapped = {array: _map(folder / f"{array}.npy", about) for array, about in arrays.items()}
 
@@ -129,7 +129,7 @@ def statistics(inputs: Array) -> dict[str, list[float]]:
     for channel in range(inputs.shape[-1]):
         counts = np.zeros(256, dtype=np.int64)
         for start in range(0, len(inputs), 4096):
-            counts += np.bincount(inputs[start : start + 4096, ..., channel].ravel(), minlength=256)  # type: ignore[arg-type]
+            counts += np.bincount(inputs[start : start + 4096, ..., channel].ravel(), minlength=256)
         mean = float((counts * values).sum() / counts.sum())
         means.append(round(mean, 6))
         deviation = float(np.sqrt((counts * (values - mean) ** 2).sum() / counts.sum()))
@@ -187,7 +187,7 @@ def _write_json(path: Path, content: Mapping[str, object]) -> None:
     os.replace(temporary, path)
 
 
-def _read_json(path: Path) -> dict[str, object]:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -6,13 +6,14 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedfa.errors import DataError
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 
 
 @dataclass
@@ -92,7 +93,7 @@ class Decoded:
 
 def digest(values: Array) -> str:
     """Checksum of an array's bytes."""
-    return hashlib.sha256(memoryview(np.ascontiguousarray(values)).cast("B")).hexdigest()
+    return hashlib.sha256(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data).hexdigest()
 
 
 def digests(decoded: Decoded) -> dict[str, str]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
 from fedfa.data.decoded import Decoded, digests
-from fedfa.data.formats.files import check_md5
 from fedfa.data.finding import Finder, NotHereError
+from fedfa.data.formats.files import check_md5
 from fedfa.data.samples import DataSet
 from fedfa.errors import DataError
 
@@ -67,7 +67,9 @@ class Unavailable(Exception):  # noqa: N818 - a finding that the search reports,
 
 
 class Provider(Protocol):
-    """A place on the network that a data set comes from."""
+    """A place on the network that a data set comes from; ``kind`` is its short name."""
+
+    kind: ClassVar[str]
 
     @property
     def label(self) -> str:
@@ -92,6 +94,7 @@ class KnownSet:
         readers: How its files are read.
         providers: Where it is fetched from, in order.
         make: Makes the set, where it is made and not read.
+        made_of: What it is made of, in words.
         folders: Names of sub-folders that hold its files.
         domains: Names of its domains.
     """
@@ -106,6 +109,7 @@ class KnownSet:
     readers: tuple[Reader, ...] = ()
     providers: tuple[Provider, ...] = ()
     make: Callable[[Parts], Decoded] | None = None
+    made_of: str = ""
     folders: tuple[str, ...] = ()
     domains: tuple[str, ...] = ()
 

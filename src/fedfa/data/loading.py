@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -55,24 +57,13 @@ def load(
     Example:
         >>> digits = load("digits")
         >>> len(digits.train), digits.classes[:3]
-        (1437, ('0', '1', '2'))
+        (1442, ('0', '1', '2'))
     """
     directory = cache.data_directory(data_dir)
     if name not in KNOWN:
-        return from_path(name, known=KNOWN)
-    if cache.is_cached(directory, name) and not again:
-        return cache.open_cached(directory, name)
-    known = KNOWN[name]
-
-    def parts(other: str) -> DataSet:
-        return load(
-            other, data_dir=directory, offline=offline, source=source, unverified=unverified, progress=progress
-        )
-
-    with _locked(directory, name):
-        if not cache.is_cached(directory, name) or again:  # another process may have made it while we waited
-            _obtain(known, directory, offline, source, again, unverified, parts, progress)
-    return cache.open_cached(directory, name)
+        return from_path(name, directory)
+    search = _Search(directory, offline, source, unverified, progress)
+    return search.open(KNOWN[name], again=again)
 
 
 def known_names() -> tuple[str, ...]:
@@ -80,90 +71,94 @@ def known_names() -> tuple[str, ...]:
     return tuple(KNOWN)
 
 
-def _locked(directory: Path, name: str):  # type: ignore[no-untyped-def]
-    try:
-        (directory / "sets").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(
-            f"{directory}: cannot keep data there ({error.strerror}); name another folder with --data-dir or "
-            f"{cache.ENVIRONMENT_VARIABLE}"
-        ) from error
-    return locked(cache.lock_of(directory, name))
+@dataclass(frozen=True)
+class _Search:
+    """One call of :func:`load`: its settings, and the steps of the search."""
 
+    directory: Path
+    offline: bool
+    source: Path | None
+    unverified: bool
+    progress: Progress
+    is_part: bool = False
 
-def _obtain(
-    known: KnownSet,
-    directory: Path,
-    offline: bool,
-    source: Path | None,
-    again: bool,
-    unverified: bool,
-    parts: Parts,
-    progress: Progress,
-) -> None:
-    decoded, where, edition = _search(known, directory, offline, source, unverified, parts, progress)
-    cache.write(decoded, known.name, directory, _manifest(known, decoded, where, edition), replace=again)
-    log.info("stored %s from %s in %s", known.name, where, directory)
+    def open(self, known: KnownSet, again: bool = False) -> DataSet:
+        """Open from the cache, after obtaining it where needed."""
+        if again or not cache.is_cached(self.directory, known.name):
+            with self._locked(known.name):
+                # Another process may have made it while this one waited for the lock.
+                if again or not cache.is_cached(self.directory, known.name):
+                    decoded, where, edition = self._find(known)
+                    manifest = _manifest(known, decoded, where, edition)
+                    cache.write(decoded, known.name, self.directory, manifest, replace=again)
+                    log.info("stored %s from %s in %s", known.name, where, self.directory)
+        return cache.open_cached(self.directory, known.name)
 
+    def _part(self, name: str) -> DataSet:
+        """Open a set that the wanted one is made of; a given folder may hold it, but need not."""
+        return replace(self, is_part=True).open(KNOWN[name])
 
-def _search(
-    known: KnownSet,
-    directory: Path,
-    offline: bool,
-    source: Path | None,
-    unverified: bool,
-    parts: Parts,
-    progress: Progress,
-) -> tuple[Decoded, str, str]:
-    """The set's content, where it came from and which edition it is."""
+    def _locked(self, name: str) -> AbstractContextManager[None]:
+        try:
+            (self.directory / "sets").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(
+                f"{self.directory}: cannot keep data there ({error.strerror}); name another folder with --data-dir or "
+                f"{cache.ENVIRONMENT_VARIABLE}"
+            ) from error
+        return locked(cache.lock_of(self.directory, name))
 
-    def accept(decoded: Decoded) -> str:
+    def _find(self, known: KnownSet) -> tuple[Decoded, str, str]:
+        """The set's content, where it came from and which edition it is."""
+        if known.make is not None:
+            decoded = known.make(self._part)
+            return decoded, f"made here: {known.made_of}", self._accept(known, decoded)
+        if self.source is not None and not self.is_part:
+            decoded = _from_source(known, self.source, self._part)
+            return decoded, "files of the user", self._accept(known, decoded)
+        tried: list[str] = []
+        for label, folder in self._folders(known):
+            try:
+                decoded = known.read(folder, self._part)
+                return decoded, label, self._accept(known, decoded)
+            except NotHereError:
+                tried.append(f"{label} ({folder}): not there")
+            except DataError as error:
+                log.warning("%s", error)
+                tried.append(f"{label}: {error}")
+        if self.offline:
+            tried.append("network: not tried, because offline is set")
+        else:
+            for provider in known.providers:
+                try:
+                    with tempfile.TemporaryDirectory(prefix="fedfa-") as workspace:
+                        decoded = provider.obtain(known, Path(workspace), self._part, self.progress)
+                        return decoded, provider.label, self._accept(known, decoded)
+                except (Unavailable, NotHereError, DataError) as error:
+                    log.info("%s: %s", provider.label, error)
+                    tried.append(f"{provider.label}: {error}")
+        raise DataError(_advice(known, self.directory, tried))
+
+    def _folders(self, known: KnownSet) -> list[tuple[str, Path]]:
+        """Folders on this machine to look in: files the user put into the data directory, then the system's copy."""
+        folders = [] if self.source is None else [("the given folder", self.source)]
+        folders.append(("data directory", self.directory))
+        names = (known.name, *known.folders)
+        folders += [("system copy", SYSTEM_COPIES / name) for name in names if (SYSTEM_COPIES / name).is_dir()]
+        return [(label, folder) for label, folder in folders if folder.is_dir()]
+
+    def _accept(self, known: KnownSet, decoded: Decoded) -> str:
+        """Name of the edition that the content is, or refuse it."""
         try:
             edition = known.verify(decoded)
-        except DataError:
-            if not unverified:
+        except DataError as error:
+            # What is made here cannot be tampered with; another version of a library may have made it differently.
+            if not self.unverified and known.make is None:
                 raise
+            log.warning("accepted although not the reference content: %s", error)
             decoded.check_shapes(len(known.classes))
             return "unverified"
         return edition.name if edition else "made here"
-
-    if known.make is not None:
-        decoded = known.make(parts)
-        return decoded, "made by fedfa", accept(decoded)
-    if source is not None:
-        decoded = _from_source(known, source, parts)
-        return decoded, f"files in {source.name}", accept(decoded)
-
-    tried: list[str] = []
-    for label, folder in _local_folders(known, directory):
-        try:
-            decoded = known.read(folder, parts)
-            return decoded, label, accept(decoded)
-        except NotHereError:
-            tried.append(f"{label} ({folder}): not there")
-        except DataError as error:
-            log.warning("%s", error)
-            tried.append(f"{label}: {error}")
-    if offline:
-        tried.append("network: not tried, because offline is set")
-    else:
-        for provider in known.providers:
-            try:
-                with tempfile.TemporaryDirectory(prefix="fedfa-") as workspace:
-                    decoded = provider.obtain(known, Path(workspace), parts, progress)
-                    return decoded, provider.label, accept(decoded)
-            except (Unavailable, NotHereError, DataError) as error:
-                log.info("%s: %s", provider.label, error)
-                tried.append(f"{provider.label}: {error}")
-    raise DataError(_advice(known, directory, tried))
-
-
-def _local_folders(known: KnownSet, directory: Path) -> list[tuple[str, Path]]:
-    """Folders on this machine to look in: files the user put into the data directory, then the system's copy."""
-    names = (known.name, *known.folders)
-    folders = [("data directory", directory)]
-    folders += [("system copy", SYSTEM_COPIES / name) for name in names if (SYSTEM_COPIES / name).is_dir()]
-    return [(label, folder) for label, folder in folders if folder.is_dir()]
 
 
 def _from_source(known: KnownSet, source: Path, parts: Parts) -> Decoded:
@@ -172,7 +167,9 @@ def _from_source(known: KnownSet, source: Path, parts: Parts) -> Decoded:
     try:
         return known.read(source, parts)
     except NotHereError as error:
-        raise DataError(f"{source}: no files of {known.name} there; looked for {error}. {_files_wanted(known)}") from error
+        raise DataError(
+            f"{source}: no files of {known.name} there; looked for {error}. {_files_wanted(known)}"
+        ) from error
 
 
 def _files_wanted(known: KnownSet) -> str:

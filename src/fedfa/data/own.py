@@ -1,4 +1,246 @@
+"""The user's own data: arrays, an ``.npz`` file, a folder of class folders, or any torch ``Dataset``."""
+
 from __future__ import annotations
-from fedfa.data.samples import DataSet
+
+import hashlib
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedfa.data import cache
+from fedfa.data.decoded import Array, Arrays, Decoded, digests, fingerprint
+from fedfa.data.formats.folders import read_class_folders
+from fedfa.data.formats.tables import read_npz_all
+from fedfa.data.locks import locked
+from fedfa.data.normalise import Normalisation
+from fedfa.data.samples import DataSet, Samples
 from fedfa.errors import DataError
-def from_path(name, known): raise DataError(name)
+from fedfa.learning.random import stream
+
+
+def dataset_from(
+    train: Any,
+    test: Any = None,
+    *,
+    name: str = "own",
+    classes: Sequence[str] | None = None,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+) -> DataSet:
+    """Make a data set of one's own samples.
+
+    Args:
+        train: Path of an ``.npz`` file or of a folder of class folders; or a pair of arrays ``(inputs, labels)``; or a
+            torch ``Dataset`` of ``(input, label)`` pairs. Images may be ``uint8 [N, H, W]``, ``[N, H, W, C]`` or
+            ``[N, C, H, W]``, or PIL pictures; any other numbers become ``float32`` and are left as they are.
+        test: The same for the test part. Where it is None and the source has no test part of its own, a random
+            ``test_fraction`` of every class is set aside.
+        name: Name for records and pictures.
+        classes: Names of the classes; default: what the source says, else the numbers.
+        test_fraction: Share of samples to set aside.
+        seed: Of that choice.
+
+    Example:
+        >>> x, y = np.random.default_rng(1).normal(size=(100, 4)), np.arange(100) % 2
+        >>> data = dataset_from((x, y))
+        >>> len(data.train), len(data.test), data.input_shape
+        (80, 20, (4,))
+    """
+    given, given_test, names = _read(train)
+    if test is not None:
+        given_test, _, test_names = _read(test)
+        if names != test_names:
+            raise DataError(f"training and test part have different classes: {_short(names)} and {_short(test_names)}")
+    if given_test is None:
+        given, given_test = _set_aside(given, test_fraction, seed)
+    if given.inputs.shape[1:] != given_test.inputs.shape[1:]:
+        raise DataError(
+            f"training inputs are {list(given.inputs.shape[1:])}, but test inputs {list(given_test.inputs.shape[1:])}"
+        )
+    names = names if classes is None else tuple(classes)
+    if names is None:
+        names = tuple(str(number) for number in range(int(max(given.labels.max(), given_test.labels.max())) + 1))
+    decoded = Decoded(given, given_test)
+    decoded.check_shapes(len(names))
+    return _in_memory(decoded, name, names)
+
+
+def from_path(path: str, directory: Path) -> DataSet:
+    """Open the user's own file or folder through the cache: it is converted once, and again when it changes."""
+    source = Path(path).expanduser()
+    if not source.exists():
+        from fedfa.data.sets import KNOWN  # here, because the sets' modules are heavy and import this package
+
+        raise DataError(
+            f"{path!r} is neither a known data set nor a path that exists. Known are: {', '.join(KNOWN)}. "
+            "A path names an .npz file or a folder of class folders."
+        )
+    source = source.resolve()
+    signature = _signature(source)
+    key = f"own-{source.stem}-{hashlib.sha256(str(source).encode()).hexdigest()[:12]}"
+    (directory / "sets").mkdir(parents=True, exist_ok=True)
+    with locked(cache.lock_of(directory, key)):
+        if cache.is_cached(directory, key):
+            stored = cache.open_cached(directory, key)
+            if stored.manifest.get("signature") == signature:
+                return stored
+        made = dataset_from(source, name=source.stem)
+        decoded = Decoded(_arrays_of(made.train), _arrays_of(made.test))
+        manifest = {**made.manifest, "title": source.stem, "terms": "the user's own", "signature": signature}
+        cache.write(decoded, key, directory, manifest, replace=True)
+    return cache.open_cached(directory, key)
+
+
+def _read(source: Any) -> tuple[Arrays, Arrays | None, tuple[str, ...] | None]:
+    """Training part, test part if the source has one, and names of the classes if it says them."""
+    if isinstance(source, str | PathLike):
+        path = Path(source).expanduser()
+        if path.is_dir():
+            return read_class_folders(path)
+        if path.suffix == ".npz":
+            return _from_npz(path)
+        raise DataError(f"{path}: give an .npz file or a folder of class folders")
+    if isinstance(source, tuple | list) and len(source) == 2:
+        inputs, (labels, names) = _inputs(_numpy(source[0])), _labels(_numpy(source[1]))
+        return Arrays(inputs, labels), None, names
+    if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
+        return _from_torch(source)
+    kind = type(source).__name__
+    raise DataError(f"cannot make a data set of {kind}: give a path, (inputs, labels) or a torch Dataset")
+
+
+def _from_npz(path: Path) -> tuple[Arrays, Arrays | None, tuple[str, ...] | None]:
+    """``x_train, y_train, x_test, y_test`` or ``x, y``; optionally ``writers_*``, ``domains_*`` and ``classes``."""
+    loaded = read_npz_all(path)
+    parts = ("_train", "_test") if "x_train" in loaded else ("",)
+    missing = [f"{letter}{part}" for part in parts for letter in "xy" if f"{letter}{part}" not in loaded]
+    if missing:
+        raise DataError(
+            f"{path}: lacks the array {', '.join(missing)}; give x and y, or x_train, y_train, x_test and y_test"
+        )
+    labels, names = _labels(np.concatenate([loaded[f"y{part}"] for part in parts]))
+    of_part = np.split(labels, np.cumsum([len(loaded[f"y{part}"]) for part in parts])[:-1])
+    made = [
+        Arrays(_inputs(loaded[f"x{part}"]), own, writers=loaded.get(f"writers{part}"))
+        for part, own in zip(parts, of_part, strict=True)
+    ]
+    if "classes" in loaded:
+        names = tuple(str(name) for name in loaded["classes"])
+    return made[0], made[1] if len(made) == 2 else None, names
+
+
+def _from_torch(source: Any) -> tuple[Arrays, None, tuple[str, ...] | None]:
+    pairs = (source[position] for position in range(len(source)))
+    inputs, labels = [], []
+    for pair in pairs:
+        inputs.append(_numpy(pair[0]))
+        labels.append(int(pair[1]))
+    if not inputs:
+        raise DataError("the torch Dataset is empty")
+    shapes = {value.shape for value in inputs}
+    if len(shapes) > 1:
+        raise DataError(f"the inputs have different shapes, e.g. {sorted(map(list, shapes))[:2]}; give them one size")
+    names = getattr(source, "classes", None)
+    return Arrays(_inputs(np.stack(inputs)), np.array(labels)), None, None if names is None else tuple(map(str, names))
+
+
+def _numpy(values: Any) -> Array:
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+
+
+def _inputs(values: Array) -> Array:
+    """Pixels as ``uint8 [N, H, W, C]``, everything else as ``float32``."""
+    if values.dtype != np.uint8:
+        if values.dtype.kind not in "fiub":
+            raise DataError(f"inputs must be numbers, not {values.dtype}")
+        return values.astype(np.float32)
+    if values.ndim == 4 and values.shape[1] in (1, 3) and values.shape[3] not in (1, 3):
+        return values.transpose(0, 2, 3, 1)
+    if values.ndim not in (3, 4):
+        return values.astype(np.float32)  # small numbers, but not pictures
+    return values
+
+
+def _labels(values: Array) -> tuple[Array, tuple[str, ...] | None]:
+    if values.ndim != 1:
+        raise DataError(f"labels must be one number or name per sample, not of shape {list(values.shape)}")
+    if values.dtype.kind in "US":
+        names, numbers = np.unique(values, return_inverse=True)
+        return numbers, tuple(str(name) for name in names)
+    if values.dtype.kind not in "iub":
+        raise DataError(f"labels must be whole numbers or names, not {values.dtype}")
+    return values.astype(np.int64), None
+
+
+def _set_aside(given: Arrays, fraction: float, seed: int) -> tuple[Arrays, Arrays]:
+    """A random share of every class as test part, at least one of each class that has two samples or more."""
+    if not 0 < fraction < 1:
+        raise DataError(f"test_fraction must lie between 0 and 1, not {fraction}")
+    rng = stream(seed, "test-split")
+    is_test = np.zeros(len(given.labels), dtype=bool)
+    for label in np.unique(given.labels):
+        members = rng.permutation(np.flatnonzero(given.labels == label))
+        share = max(1, round(fraction * len(members))) if len(members) > 1 else 0
+        is_test[members[:share]] = True
+    train, test = (
+        Arrays(given.inputs[part], given.labels[part], writers=None if given.writers is None else given.writers[part])
+        for part in (~is_test, is_test)
+    )
+    return train, test
+
+
+def _in_memory(decoded: Decoded, name: str, classes: tuple[str, ...]) -> DataSet:
+    constants = cache.statistics(decoded.train.inputs)
+    sums = digests(decoded)
+    shapes = {array: list(values.shape) for array, values in decoded.named()}
+
+    def about(arrays: Arrays) -> dict[str, object]:
+        return {
+            "samples": len(arrays.inputs),
+            "per_class": np.bincount(arrays.labels.astype(np.int64), minlength=len(classes)).tolist(),
+        }
+
+    return DataSet(
+        name=name,
+        train=_samples(decoded.train),
+        test=_samples(decoded.test),
+        classes=classes,
+        domains=(),
+        normalisation=Normalisation(tuple(constants["mean"]), tuple(constants["std"])),
+        fingerprint=fingerprint(sums, shapes),
+        manifest={
+            "name": name,
+            "source": "the user's own data",
+            "classes": list(classes),
+            "train": about(decoded.train),
+            "test": about(decoded.test),
+        },
+    )
+
+
+def _samples(arrays: Arrays) -> Samples:
+    return Samples(**{name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in arrays.named()})
+
+
+def _arrays_of(samples: Samples) -> Arrays:
+    writers = None if samples.writers is None else samples.writers.numpy()
+    return Arrays(samples.inputs.numpy(), samples.labels.numpy(), writers=writers)
+
+
+def _signature(source: Path) -> str:
+    """Changes when any file of the source does."""
+    files = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
+    text = hashlib.sha256()
+    for path in files:
+        about = path.stat()
+        text.update(f"{path.relative_to(source.parent)}|{about.st_size}|{about.st_mtime_ns};".encode())
+    return text.hexdigest()
+
+
+def _short(names: tuple[str, ...] | None) -> str:
+    return "unnamed" if names is None else ", ".join(names[:5]) + (" …" if len(names) > 5 else "")

@@ -63,8 +63,8 @@ class ClientResult:
     steps: int
     sample_steps: int
     """Samples seen, counted once per epoch."""
-    loss: float
-    """Mean of the local loss over all steps."""
+    loss: float | None
+    """Mean of the local loss over all steps; None if there was no step."""
 
 
 @dataclass
@@ -153,10 +153,9 @@ class _ClientRound:
         self._check_finite(sums)
         if local := clone({name: state[name] for name in state if roles[name] is Role.LOCAL}):
             self.kept[MODEL] = local
-        loss = float(torch.stack(self.losses).mean()) if self.losses else float("nan")
+        loss = float(torch.stack(self.losses).mean()) if self.losses else None
         if device.type != "cpu":
-            for entry in sums.values():
-                entry.tensors.update({name: value.cpu() for name, value in entry.tensors.items()})
+            sums = {group: entry.cpu() for group, entry in sums.items()}
             self.kept = {part: {n: t.cpu() for n, t in tensors.items()} for part, tensors in self.kept.items()}
         return ClientResult(self.client, sums, self.kept, ctx.steps, self.sample_steps, loss)
 

@@ -63,6 +63,10 @@ def evaluate(
     ]
     by_domain = {}
     if domains is not None and len(domain_names) > 1:
-        by_domain = {name: float(hit[domains == d].double().mean()) for d, name in enumerate(domain_names)}
+        by_domain = {
+            name: float(hit[chosen].double().mean())
+            for number, name in enumerate(domain_names)
+            if (chosen := domains == number).any()
+        }
     accuracy = sum(by_domain.values()) / len(by_domain) if by_domain else float(hit.double().mean())
     return Evaluation(accuracy, float(loss.double().mean()), by_class, by_domain)

@@ -10,6 +10,9 @@ from fedfa.learning.part import HOOKS, Part, Role, Task, overridden
 from fedfa.learning.random import stream
 from fedfa.learning.tensors import PartTensors
 
+RESERVED = ("model", "round", "recipe", "variant")
+"""Names that settings, checkpoints or clients use beside the parts' own."""
+
 
 class Recipe:
     """The parts of one method (or of a combination of methods).
@@ -34,6 +37,10 @@ class Recipe:
         self.parts = [*bases, *(part for part in parts if not part.base)]
         seen: set[str] = set()
         for part in self.parts:
+            if part.name in RESERVED or set(part.name) & set("/:#+. "):
+                raise RecipeError(
+                    f"a part cannot be named {part.name!r}: {', '.join(RESERVED)} are taken, as are the signs / : # + ."
+                )
             if part.name in seen:
                 raise RecipeError(f"recipe {self.title!r} has the part {part.name!r} twice; name each method once")
             if missing := [name for name in part.requires if name not in seen]:
@@ -61,11 +68,22 @@ class Recipe:
         return {name: tensors for name, tensors in sent.items() if tensors}
 
     def roles(self, task: Task) -> dict[str, Role]:
-        """The role of every tensor of the model; two parts that disagree are refused."""
+        """The role of every tensor of the model; two parts that disagree are refused.
+
+        A parameter whose owner switched its gradient off stays frozen unless a part says otherwise.
+        """
         roles = dict.fromkeys(task.model.state(), Role.SHARED)
+        for name, parameter in task.model.module.named_parameters():
+            if not parameter.requires_grad:
+                roles[name] = Role.FROZEN
         set_by: dict[str, str] = {}
         for part in self.parts:
             for name, role in part.roles(task).items():
+                if name not in roles:
+                    raise RecipeError(
+                        f"recipe {self.title!r}: part {part.name!r} gives a role to {name!r}, "
+                        "which the model does not have"
+                    )
                 if name in set_by and roles[name] is not role:
                     raise RecipeError(
                         f"recipe {self.title!r}: parts {set_by[name]!r} and {part.name!r} want {name!r} to be "

@@ -10,7 +10,7 @@ import torch
 from fedfa.learning.part import Role, ServerStep
 from fedfa.learning.recipe import Recipe
 from fedfa.learning.sums import Total
-from fedfa.learning.tensors import PartTensors, Tensors, flatten, unflatten
+from fedfa.learning.tensors import PartTensors, Tensors, contiguous, flatten, unflatten
 
 _MODEL = "model"
 
@@ -48,7 +48,7 @@ def finish_round(
     server = ServerStep(
         round=state.round,
         model=state.model,
-        state={part: dict(tensors) for part, tensors in state.parts.items()},
+        state={part.name: dict(state.parts.get(part.name, {})) for part in recipe.parts},
         total=total,
         num_clients=num_clients,
     )
@@ -61,4 +61,6 @@ def finish_round(
             model[name] = (moved if value.is_floating_point() else moved.round()).to(value.dtype)
         else:
             model[name] = value
-    return ServerState(state.round + 1, model, server.state)
+    return ServerState(
+        state.round + 1, contiguous(model), {part: contiguous(own) for part, own in server.state.items()}
+    )

@@ -39,8 +39,14 @@ class WeightedSum:
         weighted = {}
         for name, value in values.items():
             floating = value if value.is_floating_point() else value.double()  # counters are averaged like the rest
-            weighted[name] = floating * weight.to(floating)
+            # Contiguous, whatever strides the network trains with: reductions over what was sent must not depend on
+            # whether it went through a file or a network.
+            weighted[name] = (floating * weight.to(floating)).contiguous()
         return cls(weighted, weight)
+
+    def cpu(self) -> WeightedSum:
+        """The same sums in the main memory."""
+        return WeightedSum({name: value.cpu() for name, value in self.tensors.items()}, self.weight.cpu())
 
 
 Sums: TypeAlias = dict[str, WeightedSum]
@@ -63,9 +69,11 @@ def flatten_sums(sums: Sums) -> Tensors:
 
 def unflatten_sums(flat: Mapping[str, Tensor]) -> Sums:
     """The inverse of :func:`flatten_sums`."""
-    sums = {name.removesuffix("#weight"): WeightedSum({}, value) for name, value in flat.items() if "#weight" in name}
+    # A group's name never holds ':' (parts may not be named so); a tensor's name may hold anything.
+    weights = {path: value for path, value in flat.items() if ":" not in path}
+    sums = {path.removesuffix("#weight"): WeightedSum({}, value) for path, value in weights.items()}
     for path, value in flat.items():
-        if "#weight" not in path:
+        if path not in weights:
             group, name = path.split(":", 1)
             sums[group].tensors[name] = value
     return sums
@@ -92,7 +100,8 @@ class Total:
         for group, entry in sums.items():
             if group not in self._sums:
                 self._sums[group] = WeightedSum(
-                    {name: value.double() for name, value in entry.tensors.items()}, entry.weight.double()
+                    {name: value.to(torch.float64, copy=True) for name, value in entry.tensors.items()},
+                    entry.weight.to(torch.float64, copy=True),
                 )
                 continue
             mine = self._sums[group]

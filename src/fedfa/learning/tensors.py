@@ -24,6 +24,15 @@ def clone(tensors: Mapping[str, Tensor]) -> Tensors:
     return {name: value.detach().clone() for name, value in tensors.items()}
 
 
+def contiguous(tensors: Mapping[str, Tensor]) -> Tensors:
+    """The same values in the standard memory order.
+
+    Reductions add in memory order, and a tensor that was saved and read back has the standard one. State that is kept
+    so in memory too gives the same bits whether or not a run was interrupted.
+    """
+    return {name: value.contiguous() for name, value in tensors.items()}
+
+
 def nbytes(tensors: Mapping[str, Tensor]) -> int:
     """How many bytes the tensors take on the wire."""
     return sum(value.numel() * value.element_size() for value in tensors.values())

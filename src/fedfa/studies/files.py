@@ -26,6 +26,8 @@ def write_atomically(path: Path, content: bytes | str) -> None:
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)
+    if os.name == "nt":  # folders cannot be flushed there
+        return
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)

@@ -69,8 +69,9 @@ class RunFolder:
             tensors = load_tensors(checkpoint)
             self._versions = {int(client): int(version) for client, version in tensors.pop(_CLIENTS).tolist()}
             state = ServerState.from_tensors(tensors)
+        current = {self._client_file(client, version) for client, version in self._versions.items()}
         for file in (self.path / "clients").glob("*.safetensors"):
-            if file not in {self._client_file(c, v) for c, v in self._versions.items()}:
+            if file not in current:
                 file.unlink()
         self._cut_metrics(0 if state is None else state.round)
         return state
@@ -89,20 +90,23 @@ class RunFolder:
             self._lock = None
 
     # -- writing ----------------------------------------------------------------------------------------------
-    def rewrite_settings(self, settings: Settings) -> None:
-        """Record settings that changed on resume (more rounds)."""
+    def extend(self, settings: Settings) -> None:
+        """Record settings that ask for more rounds; the result of the shorter run no longer stands."""
+        (self.path / "summary.json").unlink(missing_ok=True)  # first: with it, the run would count as finished
         write_atomically(self.path / "config.toml", settings.to_toml())
 
     def append_metrics(self, record: dict[str, Any]) -> None:
         """Add a round's record."""
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(json.dumps(record, allow_nan=False) + "\n")
 
     def save_kept(self, client: int, round: int, kept: PartTensors) -> None:
         """Store what a client keeps; counts from the next checkpoint on."""
-        if not kept:
-            return
+        if not kept and client not in self._versions and client not in self._unsaved:
+            return  # a client that never kept anything needs no file; one that cleared what it kept does
         save_tensors(self._client_file(client, round), flatten(kept))
+        if client in self._unsaved and self._unsaved[client] != round:
+            self._client_file(client, self._unsaved[client]).unlink()  # no checkpoint ever named it
         self._unsaved[client] = round
 
     def load_kept(self, client: int) -> PartTensors:

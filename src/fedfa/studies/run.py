@@ -83,8 +83,7 @@ def run(
             check_same(folder.settings(), settings, folder.path)
             state = folder.reopen()
             if folder.settings() != settings:
-                folder.rewrite_settings(settings)
-                (folder.path / "summary.json").unlink(missing_ok=True)
+                folder.extend(settings)
         else:
             folder.create(settings)
             state = None
@@ -160,14 +159,14 @@ class _Rounds:
             self.folder.save_kept(result.client, state.round + 1, result.kept)
             samples += result.sample_steps
             bytes_up += sums_nbytes(result.sums)
-            losses.append(result.loss)
+            losses += [] if result.loss is None else [result.loss]
         state = finish_round(lab.recipe, lab.roles, state, total, len(self.sizes))
         seconds = time.perf_counter() - started
         sent = nbytes({n: t for n, t in plan.model.items() if lab.roles[n] is Role.SHARED})
         record: dict[str, Any] = {
             "round": state.round,
             **self._evaluate(engine, state, cohort),
-            "train_loss": sum(losses) / len(losses),
+            "train_loss": sum(losses) / len(losses) if losses else None,
             "cohort": cohort,
             "train_seconds": round(seconds, 4),
             "samples_per_second": round(samples / seconds, 1),

@@ -164,7 +164,7 @@ class Settings(Section):
             written = merge(written, layer)
         algorithm = written.get("algorithm", {})
         algorithm = algorithm if isinstance(algorithm, Mapping) else {}
-        recipe = str(algorithm.get("recipe", AlgorithmSettings().recipe))
+        recipe = absolute_files(str(algorithm.get("recipe", AlgorithmSettings().recipe)))
         name, implied = variant_settings(recipe, algorithm.get("variant"))
         complete = merge(implied, written)
         if name is not None:
@@ -210,6 +210,11 @@ class Settings(Section):
     def recipe(self) -> Recipe:
         """The recipe, ready to use."""
         return build_recipe(self.algorithm.recipe, self.algorithm.options)
+
+
+def absolute_files(recipe: str) -> str:
+    """The recipe with the files of own methods by absolute path, so that a run can be resumed from anywhere."""
+    return "+".join(str(Path(name).resolve()) if name.endswith(".py") else name for name in recipe.split("+"))
 
 
 def variant_settings(recipe: str, variant: object) -> tuple[str | None, dict[str, Any]]:

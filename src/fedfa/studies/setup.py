@@ -19,7 +19,7 @@ from fedfa.learning.part import Role, Task
 from fedfa.learning.random import torch_stream
 from fedfa.learning.recipe import Recipe
 from fedfa.learning.server import ServerState
-from fedfa.learning.tensors import clone
+from fedfa.learning.tensors import clone, contiguous
 from fedfa.models.split import SplitModel
 from fedfa.models.zoo import build_model
 from fedfa.studies.settings import Settings
@@ -41,7 +41,8 @@ class Laboratory:
     def initial_state(self) -> ServerState:
         """The server before the first round."""
         parts = self.recipe.init(self.task, self.settings.seed)
-        return ServerState(0, clone(self.task.model.state()), parts)
+        model = contiguous(clone(self.task.model.state()))
+        return ServerState(0, model, {part: contiguous(tensors) for part, tensors in parts.items()})
 
     def engine(self) -> Engine:
         """The engine that the settings ask for."""

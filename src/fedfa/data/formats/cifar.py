@@ -53,7 +53,7 @@ def parse_python(data: bytes, name: str, labels: bytes) -> tuple[Array, Array]:
     except Exception as error:  # a damaged pickle can fail in any way
         raise DataError(f"{name}: truncated or not a CIFAR batch ({type(error).__name__}: {error})") from error
     if pixels.dtype != np.uint8 or pixels.shape != (len(numbers), _PIXELS):
-        raise DataError(f"{name}: pixels are {pixels.dtype} {list(pixels.shape)}, not uint8 [{len(numbers)}, {_PIXELS}]")
+        raise DataError(f"{name}: pixels are {pixels.dtype} {list(pixels.shape)}, not uint8 {[len(numbers), _PIXELS]}")
     return _planes_to_images(pixels), numbers
 
 
@@ -75,9 +75,16 @@ def _planes_to_images(pixels: Array) -> Array:
     return np.ascontiguousarray(pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
 
 
-def _reconstruct(kind: type, shape: tuple[int, ...], code: bytes) -> Array:
+def _reconstruct(kind: type, shape: tuple[int, ...], code: str | bytes) -> Array:
     """Stand-in for numpy's function of that name, which makes an empty array that the state then fills."""
-    return np.ndarray.__new__(np.ndarray, shape, code)
+    return np.empty(shape, code.decode() if isinstance(code, bytes) else code)
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    """Stand-in for ``_codecs.encode``, through which Python 3 writes bytes into old pickles."""
+    if encoding != "latin1":
+        raise DataError(f"refused: the pickle asks for the encoding {encoding}")
+    return text.encode("latin1")
 
 
 class _ArraysOnly(pickle.Unpickler):
@@ -87,7 +94,7 @@ class _ArraysOnly(pickle.Unpickler):
         (module, name): thing
         for module in ("numpy", "numpy.core.multiarray", "numpy._core.multiarray")
         for name, thing in (("ndarray", np.ndarray), ("dtype", np.dtype), ("_reconstruct", _reconstruct))
-    }
+    } | {("_codecs", "encode"): _encode}
 
     def find_class(self, module: str, name: str) -> Any:
         try:

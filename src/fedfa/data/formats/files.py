@@ -34,6 +34,12 @@ def content(path: Path) -> bytes:
             return unpacked
 
 
+#: What reading a damaged file raises: gzip, numpy, JSON, PIL, zip and tar each have their own.
+_DAMAGE = (
+    OSError, ValueError, KeyError, IndexError, TypeError, SyntaxError, zlib.error, zipfile.BadZipFile, tarfile.TarError,
+)  # fmt: skip
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Turn every way in which reading a damaged file can fail into an error that names the file."""
@@ -45,7 +51,7 @@ def naming(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: no such file") from error
     except EOFError as error:
         raise DataError(f"{path}: truncated ({error})") from error
-    except (OSError, ValueError, KeyError, IndexError, SyntaxError, zlib.error, zipfile.BadZipFile, tarfile.TarError) as error:
+    except _DAMAGE as error:
         raise DataError(f"{path}: damaged or not of the expected format ({type(error).__name__}: {error})") from error
 
 
@@ -57,7 +63,7 @@ def check_md5(path: Path, expected: str) -> None:
             sum_.update(block)
     if sum_.hexdigest() != expected:
         raise DataError(
-            f"{path}: MD5 is {sum_.hexdigest()}, published is {expected}; the file is truncated or changed: fetch it again"
+            f"{path}: its MD5 is {sum_.hexdigest()}, the published one is {expected}; it is truncated or changed"
         )
 
 

@@ -22,8 +22,14 @@ def read_npz(path: Path, *wanted: str) -> dict[str, Array]:
         return {name: archive[name] for name in wanted}
 
 
+def read_npz_all(path: Path) -> dict[str, Array]:
+    """Read every array of an ``.npz`` archive; pickled objects in it are refused."""
+    with naming(path), np.load(path, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive}
+
+
 def read_label_and_values(path: Path, values: int) -> tuple[Array, Array]:
-    """Read rows of a label and so many numbers, separated by blanks (the USPS files of *Elements of Stat. Learning*)."""
+    """Read rows of a label and so many numbers, separated by blanks, as in the USPS files."""
     with naming(path):
         numbers = np.array(content(path).split(), dtype=np.float64)
         if len(numbers) % (values + 1):

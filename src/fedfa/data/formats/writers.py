@@ -50,7 +50,8 @@ def _ink(values: Array, path: Path) -> Array:
     """Dark-on-light values in [0, 1] to light-on-dark bytes, as in MNIST."""
     if values.size % 784:
         raise DataError(f"{path}: images are not of 28×28 values")
-    return np.rint((1 - np.clip(values.reshape(-1, 28, 28), 0, 1)) * 255).astype(np.uint8)  # type: ignore[operator]
+    ink: Array = np.rint((1 - np.clip(values.reshape(-1, 28, 28), 0, 1)) * 255).astype(np.uint8)
+    return ink
 
 
 def _gathered(images: list[Array], labels: list[Array]) -> Arrays:

@@ -81,7 +81,8 @@ def partition(data: Samples, spec: AnyPartition, clients: int | None, num_classe
         raise DataError(f"a split needs at least one client, not {clients}")
     all_labels = data.labels.numpy()
     if int(all_labels.max()) >= num_classes or int(all_labels.min()) < 0:
-        raise DataError(f"labels run from {all_labels.min()} to {all_labels.max()}, but there are {num_classes} classes")
+        span = f"{all_labels.min()} to {all_labels.max()}"
+        raise DataError(f"labels run from {span}, but there are {num_classes} classes")
 
     if isinstance(spec, Domains):
         if data.domains is None:
@@ -95,13 +96,17 @@ def partition(data: Samples, spec: AnyPartition, clients: int | None, num_classe
     rng = stream(seed, f"partition:{spec.kind}")
     if isinstance(spec, Natural):
         if spec.groups is not None and spec.groups != clients:
-            raise DataError(f"natural: {spec.groups} groups of writers, but {clients} clients; name only one of the two")
+            raise DataError(f"natural: {spec.groups} groups of writers, but {clients} clients; name one of the two")
         return groups.by_writer(_writers(data), clients, rng)
     return _by_label(all_labels, spec, clients, num_classes, rng)
 
 
 def _by_label(
-    of: IntArray, spec: Iid | Shards | Classes | Dirichlet | Quantity, clients: int, num_classes: int, rng: np.random.Generator
+    of: IntArray,
+    spec: Iid | Shards | Classes | Dirichlet | Quantity,
+    clients: int,
+    num_classes: int,
+    rng: np.random.Generator,
 ) -> Partition:
     match spec:
         case Iid():

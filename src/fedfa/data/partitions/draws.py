@@ -19,9 +19,13 @@ def dirichlet_proportions(alpha: float, size: int, rng: np.random.Generator) -> 
     return np.asarray(weights / weights.sum())
 
 
-def cut(total: int, proportions: npt.NDArray[np.float64]) -> IntArray:
-    """Owners of ``total`` samples in a row, cut at the running sum of the proportions."""
-    ends = (np.cumsum(proportions) * total).astype(np.int64)
+def cut(total: int, proportions: npt.NDArray[np.float64], rng: np.random.Generator) -> IntArray:
+    """Owners of ``total`` samples in a row, cut at the running sum of the proportions.
+
+    The cuts are rounded with one random offset, so that every client's expected share is its proportion exactly.
+    Rounding them all down, as is common, gives the last client a sample of every class whatever its proportion.
+    """
+    ends = (np.cumsum(proportions) * total + rng.random()).astype(np.int64)
     ends[-1] = total  # the running sum may stop a rounding error short of one
     return np.searchsorted(ends, np.arange(total), side="right").astype(np.int64)
 

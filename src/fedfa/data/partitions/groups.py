@@ -10,9 +10,7 @@ from fedfa.data.partitions.partition import IntArray, Partition
 from fedfa.errors import DataError
 
 
-def by_domain(
-    domains: IntArray, clients: int, split_inside: Callable[[IntArray, int, int], Partition]
-) -> Partition:
+def by_domain(domains: IntArray, clients: int, split_inside: Callable[[IntArray, int, int], Partition]) -> Partition:
     """Equally many clients for each domain.
 
     Args:
@@ -24,7 +22,7 @@ def by_domain(
     if count == 0 or clients % count or clients < count:
         nearest = max(1, round(clients / max(count, 1))) * count
         raise DataError(
-            f"domains: {clients} clients cannot be spread evenly over {count} domains; use for example {nearest} clients"
+            f"domains: {clients} clients cannot be spread evenly over {count} domains; use for example {nearest}"
         )
     per_domain = clients // count
     parts = []

@@ -47,7 +47,7 @@ def classes(labels: IntArray, spec: Classes, clients: int, num_classes: int, rng
         if len(samples) < len(holders) * (each or 1):
             raise DataError(
                 f"classes: class {label} has {len(samples):,} samples, but {len(holders):,} clients hold it and want "
-                f"{each or 'at least 1'} each; use fewer clients, fewer classes per client or a smaller samples_per_class"
+                f"{each or 'at least 1'} each; use fewer clients, fewer classes per client or fewer samples per class"
             )
         if each is None:
             owners[samples] = np.repeat(holders, _equal_sizes(len(samples), len(holders)))
@@ -63,7 +63,7 @@ def dirichlet(labels: IntArray, spec: Dirichlet, clients: int, num_classes: int,
         owners = np.empty(len(labels), dtype=np.int64)
         for label in range(num_classes):
             samples = rng.permutation(np.flatnonzero(labels == label))
-            owners[samples] = cut(len(samples), dirichlet_proportions(spec.alpha, clients, rng))
+            owners[samples] = cut(len(samples), dirichlet_proportions(spec.alpha, clients, rng), rng)
         split = Partition.from_owners(owners, clients)
         if split.sizes.min() >= spec.min_size:
             return split
@@ -79,7 +79,7 @@ def quantity(labels: IntArray, spec: Quantity, clients: int, rng: np.random.Gene
     """Random samples, sizes in proportions from Dir(α)."""
     _check_min_size("quantity", len(labels), clients, spec.min_size)
     owners = np.empty(len(labels), dtype=np.int64)
-    owners[rng.permutation(len(labels))] = cut(len(labels), dirichlet_proportions(spec.alpha, clients, rng))
+    owners[rng.permutation(len(labels))] = cut(len(labels), dirichlet_proportions(spec.alpha, clients, rng), rng)
     return top_up(Partition.from_owners(owners, clients), spec.min_size, rng)
 
 

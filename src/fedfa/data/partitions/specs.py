@@ -93,7 +93,7 @@ class Domains(_Spec):
     Clients are numbered domain by domain: with 20 clients per domain, clients 0…19 hold the first domain.
 
     Attributes:
-        inner: How the samples of a domain are split among its clients; the paper's combined skew has a label split here.
+        inner: How the samples of a domain are split among its clients; a label split is the paper's combined skew.
     """
 
     kind: Literal["domains"] = "domains"

@@ -30,5 +30,6 @@ def run(*command: str, folder: Path, seconds: int) -> str:
 
 def _last_words(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    telling = [line for line in lines if line.startswith(("E:", "npm error code", "npm ERR! code", "npm error network"))]
+    marks = ("E:", "npm error code", "npm ERR! code", "npm error network")
+    telling = [line for line in lines if line.startswith(marks)]
     return "; ".join((telling or lines or ["it said nothing"])[:2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from fedfa.data.decoded import Decoded
 from fedfa.data.known import KnownSet, Parts, Progress, Unavailable
@@ -21,6 +22,8 @@ class DebianPackage:
 
     package: str
     inside: str
+
+    kind: ClassVar[str] = "Debian"
 
     @property
     def label(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -30,6 +30,8 @@ class HubDataset:
     images: str = "image"
     labels: str = "label"
     mode: str = "L"
+
+    kind: ClassVar[str] = "hub"
 
     @property
     def label(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from fedfa.data.decoded import Decoded
 from fedfa.data.formats.files import naming
@@ -21,6 +22,8 @@ class NpmPackage:
     """
 
     package: str
+
+    kind: ClassVar[str] = "npm"
 
     @property
     def label(self) -> str:

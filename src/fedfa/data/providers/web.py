@@ -6,6 +6,7 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from fedfa.data.decoded import Decoded
 from fedfa.data.formats.files import check_md5
@@ -25,6 +26,8 @@ class WebFiles:
 
     base: str
     files: tuple[tuple[str, str | None], ...]
+
+    kind: ClassVar[str] = "web"
 
     @property
     def label(self) -> str:

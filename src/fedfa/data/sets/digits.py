@@ -7,18 +7,21 @@ import numpy as np
 from fedfa.data.decoded import Arrays, Decoded
 from fedfa.data.known import Edition, KnownSet, Parts
 from fedfa.data.optional import needs
+from fedfa.data.sets.checksums import CHECKSUMS
 from fedfa.data.sets.mnist import DIGIT_NAMES
 
 
 def _make(parts: Parts) -> Decoded:
     bunch = needs("sklearn.datasets", "the data set digits").load_digits()
-    # Values are 0…16; the test part is every fifth sample, so that the writers, who come in runs, are in both.
-    images = np.clip(np.rint(bunch.images * (255 / 16)), 0, 255).astype(np.uint8)
-    is_test = np.arange(len(images)) % 5 == 4
+    images = np.clip(np.rint(bunch.images * (255 / 16)), 0, 255).astype(np.uint8)  # values are 0…16
+    # Every fifth sample of each class: the writers come in runs, so that all of them are in both parts.
+    is_test = np.zeros(len(images), dtype=bool)
+    for digit in range(10):
+        is_test[np.flatnonzero(bunch.target == digit)[4::5]] = True
     return Decoded(
         Arrays(images[~is_test], bunch.target[~is_test]),
         Arrays(images[is_test], bunch.target[is_test]),
-        notes={"split": "every fifth sample is a test sample; the set has no official split"},
+        notes={"split": "every fifth sample of a class is a test sample; the set has no official split"},
     )
 
 
@@ -29,6 +32,7 @@ DIGITS = KnownSet(
     shape=(8, 8, 1),
     homepage="https://archive.ics.uci.edu/dataset/80",
     terms="CC BY 4.0 (UCI); distributed with scikit-learn",
-    editions=(Edition("complete", 1438, 359),),
+    editions=(Edition("complete", 1442, 355, digests=CHECKSUMS["digits"]),),
     make=_make,
+    made_of="scikit-learn's digits",
 )

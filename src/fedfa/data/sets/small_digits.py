@@ -13,13 +13,14 @@ from fedfa.data.formats.tables import read_label_and_values, read_libsvm, read_n
 from fedfa.data.known import Edition, KnownSet, Parts, Reader
 from fedfa.data.providers import WebFiles
 from fedfa.data.resize import resize
+from fedfa.data.sets.checksums import CHECKSUMS
 from fedfa.data.sets.mnist import DIGIT_NAMES
 from fedfa.errors import DataError
 
 
 def _bytes_of(values: Array) -> Array:
     """Values in [-1, 1] to bytes."""
-    return np.clip(np.rint((values.reshape(-1, 16, 16) + 1) * 127.5), 0, 255).astype(np.uint8)  # type: ignore[operator]
+    return np.clip(np.rint((values.reshape(-1, 16, 16) + 1) * 127.5), 0, 255).astype(np.uint8)
 
 
 def _read_usps_text(finder: Finder, parts: Parts) -> Decoded:
@@ -52,6 +53,8 @@ def _usps(arrays: dict[str, Arrays], names: dict[str, str]) -> Decoded:
     return Decoded(arrays["train"], arrays["test"], files=files)
 
 
+_USPS_COUNTS = (1194, 1005, 731, 658, 652, 556, 664, 645, 542, 644)
+
 USPS = KnownSet(
     name="usps",
     title="USPS: 9,298 digits from envelopes",
@@ -59,7 +62,7 @@ USPS = KnownSet(
     shape=(16, 16, 1),
     homepage="https://hastie.su.domains/ElemStatLearn/data.html",
     terms="none stated",
-    editions=(Edition("complete", 7291, 2007, (1194, 1005, 731, 658, 652, 556, 664, 645, 542, 644)),),
+    editions=(Edition("complete", 7291, 2007, _USPS_COUNTS, CHECKSUMS["usps"]),),
     readers=(
         Reader("zip.train.gz and zip.test.gz", _read_usps_text),
         Reader("usps.npz with x_train, y_train, x_test, y_test", _read_usps_npz),
@@ -88,7 +91,7 @@ def _read_chars_npz(finder: Finder, parts: Parts) -> Decoded:
 
 
 def _read_chars_folders(finder: Finder, parts: Parts) -> Decoded:
-    """The official pictures: ``Fnt/Sample001`` is the digit 0, ``img001-00007.png`` is font style 7, ink is dark."""
+    """The official pictures: ``Fnt/Sample001`` is the digit 0, ``img001-00007.png`` is font style 7."""
     top = finder.find_folder("English/Fnt", "EnglishFnt/English/Fnt", "Fnt")
     images, labels, fonts = [], [], []
     for digit in range(10):
@@ -97,7 +100,7 @@ def _read_chars_folders(finder: Finder, parts: Parts) -> Decoded:
             style = re.fullmatch(r"img\d+-(\d+)\.png", path.name)
             if style is None:
                 raise DataError(f"{path}: a name like img{digit + 1:03d}-00001.png is expected")
-            images.append(255 - resize(read_picture(path, "L")[None, :, :, None], 28, 28)[0])
+            images.append(resize(read_picture(path, "L")[None, :, :, None], 28, 28)[0])
             labels.append(digit)
             fonts.append(int(style[1]))
     if not images:
@@ -117,7 +120,7 @@ CHARS74K = KnownSet(
     homepage="http://www.ee.surrey.ac.uk/CVSSP/demos/chars74k",
     terms="none stated; cite de Campos et al., Character Recognition in Natural Images (2009)",
     editions=(
-        Edition("28×28 arrays", 8130, 2030, (813,) * 10),
+        Edition("28×28 arrays", 8130, 2030, (813,) * 10, CHECKSUMS["chars74k-digits"]),
         Edition("official pictures", 8130, 2030, (813,) * 10),
     ),
     readers=(

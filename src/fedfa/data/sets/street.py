@@ -14,6 +14,7 @@ from fedfa.data.formats.pictures import read_mosaic, read_picture
 from fedfa.data.formats.tables import read_mat, read_npz
 from fedfa.data.known import Edition, KnownSet, Parts, Reader
 from fedfa.data.providers import HubDataset, WebFiles
+from fedfa.data.sets.checksums import CHECKSUMS
 from fedfa.data.sets.mnist import DIGIT_NAMES
 from fedfa.errors import DataError
 
@@ -91,7 +92,7 @@ SVHN = KnownSet(
     terms="non-commercial use only",
     editions=(
         Edition("complete", 73257, 26032, (4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659)),
-        Edition("subset", 15000, 6000, (970, 2789, 2233, 1732, 1538, 1391, 1174, 1128, 1052, 993)),
+        Edition("subset", 15000, 6000, (970, 2789, 2233, 1732, 1538, 1391, 1174, 1128, 1052, 993), CHECKSUMS["svhn"]),
     ),
     readers=(
         Reader("{train,test}_32x32.mat", _read_mats),
@@ -100,7 +101,8 @@ SVHN = KnownSet(
     providers=(
         HubDataset("ufldl-stanford/svhn", "cropped_digits", mode="RGB"),
         WebFiles(
-            "http://ufldl.stanford.edu/housenumbers/", tuple((f"{part}_32x32.mat", md5) for part, md5 in _SVHN_MD5.items())
+            "http://ufldl.stanford.edu/housenumbers/",
+            tuple((f"{part}_32x32.mat", md5) for part, md5 in _SVHN_MD5.items()),
         ),
     ),
     folders=("SVHN",),
@@ -115,7 +117,7 @@ MNIST_M = KnownSet(
     terms="backgrounds from BSDS500: research use",
     editions=(
         Edition("complete", 59001, 9001),
-        Edition("subset", 15000, 6000, (1521, 1673, 1506, 1536, 1479, 1363, 1446, 1528, 1466, 1482)),
+        Edition("subset", 15000, 6000, digests=CHECKSUMS["mnist-m"]),
     ),
     readers=(
         Reader("mnist_m/mnist_m_{train,test}/ with mnist_m_{train,test}_labels.txt", _read_mnist_m_folders),

@@ -14,7 +14,8 @@ from fedfa.data.formats.idx import parse_idx, read_idx
 from fedfa.data.formats.writers import read_leaf, read_tff
 from fedfa.data.known import Edition, KnownSet, Parts, Reader
 from fedfa.data.providers import WebFiles
-from fedfa.data.sets.mnist import DIGIT_NAMES, MNIST
+from fedfa.data.sets.checksums import CHECKSUMS
+from fedfa.data.sets.mnist import DIGIT_NAMES, MNIST_COUNTS
 from fedfa.errors import DataError
 
 _QMNIST_LABEL, _QMNIST_WRITER = 0, 2  # columns of the QMNIST label files
@@ -48,7 +49,7 @@ MNIST_WRITERS = KnownSet(
     shape=(28, 28, 1),
     homepage="https://github.com/facebookresearch/qmnist",
     terms="writer ids (QMNIST): BSD licence; digits: as for mnist",
-    editions=MNIST.editions,
+    editions=(Edition("complete", 60000, 10000, MNIST_COUNTS, CHECKSUMS["mnist-writers"]),),
     readers=(Reader("qmnist-{train,test}-labels-idx2-int.gz (and mnist)", _read_mnist_writers),),
     providers=(
         WebFiles(
@@ -75,12 +76,13 @@ def _read_emnist_digits(finder: Finder, parts: Parts) -> Decoded:
 
 def _read_emnist_zip(finder: Finder, parts: Parts) -> Decoded:
     path = finder.find("gzip.zip", "emnist-gzip.zip", "emnist.zip")
-    arrays, files = {}, {}
+    arrays: dict[str, Arrays] = {}
+    files: dict[str, str] = {}
     for part in ("train", "test"):
         members = (f"emnist-digits-{part}-images-idx3-ubyte.gz", f"emnist-digits-{part}-labels-idx1-ubyte.gz")
         images, labels = (parse_idx(zip_member(path, name), f"{path}:{name}") for name in members)
         arrays[part] = _upright(images, labels)
-        files |= {f"{part}.{array}": f"{path.name}:{name}" for array, name in zip(("inputs", "labels"), members, strict=True)}
+        files |= {f"{part}.inputs": f"{path.name}:{members[0]}", f"{part}.labels": f"{path.name}:{members[1]}"}
     return Decoded(arrays["train"], arrays["test"], files=files, published_md5={path: _EMNIST_ZIP_MD5})
 
 
@@ -131,7 +133,7 @@ def _read_leaf_folders(only_digits: bool) -> Callable[[Finder, Parts], Decoded]:
 
 
 def _digits_of(arrays: Arrays) -> Arrays:
-    keep = arrays.labels < 10  # type: ignore[operator]
+    keep = arrays.labels < 10
     assert arrays.writers is not None
     return Arrays(arrays.inputs[keep], arrays.labels[keep], writers=arrays.writers[keep])
 

@@ -1,0 +1,1 @@
+"""A renderer of digits: outlines of fonts, painted in colours over backgrounds."""

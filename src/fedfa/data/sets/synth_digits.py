@@ -1,0 +1,51 @@
+"""synth-digits: colourful printed digits, rendered here, in place of Ganin's SynthDigits; not a copy of it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedfa.data.decoded import Arrays, Decoded
+from fedfa.data.known import Edition, KnownSet, Parts
+from fedfa.data.rendering.glyphs import digit_masks, thickened
+from fedfa.data.rendering.paint import paint
+from fedfa.data.sets.checksums import CHECKSUMS
+from fedfa.data.sets.mnist import DIGIT_NAMES
+from fedfa.learning.random import stream
+
+_TRAIN, _TEST, _BLOCK = 10000, 2000, 500
+_SEED = 1  # of the data set itself, which is the same for every run
+
+
+def render(count: int, part: int, seed: int = _SEED) -> Arrays:
+    """Paint ``count`` digits, the ten classes in turn.
+
+    Args:
+        count: How many.
+        part: 0 for training, 1 for test; parts have streams of their own.
+        seed: Of the whole set.
+    """
+    masks = digit_masks()
+    grown = thickened(masks, 4)
+    labels = np.arange(count, dtype=np.int64) % 10
+    blocks = [
+        paint(labels[start : start + _BLOCK], masks, grown, stream(seed, "synth-digits", part, start))
+        for start in range(0, count, _BLOCK)
+    ]
+    return Arrays(np.concatenate(blocks), labels)
+
+
+def _make(parts: Parts) -> Decoded:
+    return Decoded(render(_TRAIN, 0), render(_TEST, 1), notes={"renderer": 1, "seed": _SEED})
+
+
+SYNTH_DIGITS = KnownSet(
+    name="synth-digits",
+    title="synth-digits: 12,000 rendered colour digits; stands in for Ganin's SynthDigits",
+    classes=DIGIT_NAMES,
+    shape=(32, 32, 3),
+    homepage="docs/data.md",
+    terms="made by fedfa (MIT licence) from outlines of fonts that come with matplotlib",
+    editions=(Edition("renderer 1", _TRAIN, _TEST, (1000,) * 10, CHECKSUMS["synth-digits"]),),
+    make=_make,
+    made_of="rendered fonts",
+)

@@ -1,0 +1,85 @@
+"""A page of results, made from committed run folders alone."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from fedfa.errors import RunError
+
+
+@dataclass(frozen=True)
+class Row:
+    """One committed run."""
+
+    folder: Path
+    setting: str
+    summary: dict[str, Any]
+
+    @property
+    def sort_key(self) -> tuple[str, str, str, int]:
+        """Setting, method, variant, seed."""
+        seed = int(self.summary["seeds"]["training"])
+        return self.setting, self.summary["algorithm"], self.summary["variant"] or "", seed
+
+
+def read_results(results: Path) -> list[Row]:
+    """Every finished run under ``results/SETTING/RUN/``."""
+    rows = []
+    for path in sorted(results.glob("*/*/summary.json")):
+        try:
+            summary = json.loads(path.read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            raise RunError(f"{path} is not valid JSON: {error}") from None
+        rows.append(Row(path.parent, path.parent.parent.name, summary))
+    return sorted(rows, key=lambda row: row.sort_key)
+
+
+def paper_numbers() -> dict[str, dict[str, list[float]]]:
+    """What the paper reports, by setting and method: mean and standard deviation in percent."""
+    text = resources.files("fedfa.studies").joinpath("paper_numbers.toml").read_text("utf-8")
+    return tomllib.loads(text)
+
+
+def results_table(results: Path) -> str:
+    """The committed runs as a Markdown table, with the paper's numbers beside them."""
+    paper = paper_numbers()
+    lines = [
+        "| setting | method | variant | rounds | seed | final | mean of last ten | best | the paper | commit |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in read_results(results):
+        summary = row.summary
+        published = paper.get(row.setting, {}).get(summary["algorithm"])
+        comparable = published if summary["variant"] in ("paper", "authors") and summary["rounds"] == 200 else None
+        cells = [
+            row.setting,
+            summary["algorithm"],
+            summary["variant"] or "–",
+            str(summary["rounds"]),
+            str(summary["seeds"]["training"]),
+            f"**{100 * summary['final_accuracy']:.2f}**",
+            f"{100 * summary['last10_accuracy']:.2f}",
+            f"{100 * summary['best_accuracy']:.2f}",
+            f"{comparable[0]:.2f} ({comparable[1]:.2f})" if comparable else "–",
+            (summary["commit"] or "–")[:7],
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+
+
+def refresh_page(page: Path, results: Path) -> str:
+    """The page's text with its table made anew (the text between the two marks)."""
+    text = page.read_text(encoding="utf-8")
+    head, mark, rest = text.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not mark or not end:
+        raise RunError(f"{page} lacks the marks {BEGIN} and {END} between which the table goes")
+    return f"{head}{BEGIN}\n\n{results_table(results)}\n\n{END}{tail}"

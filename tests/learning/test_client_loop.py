@@ -1,0 +1,440 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from learning_toys import CLASSES, WIDTH, Bench, local, toy_data, toy_network
+from torch import Tensor, nn
+
+from fedfa.errors import ClientError, SettingsError
+from fedfa.learning.client import MODEL, ClientResult
+from fedfa.learning.part import Batch, ClientContext, NoOptions, Part, Role, Task
+from fedfa.learning.sums import WeightedSum
+from fedfa.learning.tensors import PartTensors, Tensors, clone
+from fedfa.models.split import SplitModel
+
+
+def update_of(result: ClientResult) -> Tensors:
+    entry = result.sums["fedavg/model"]
+    return {name: value / entry.weight for name, value in entry.tensors.items()}
+
+
+# -- the order of events ----------------------------------------------------------------------------------------------
+class Probe(Part[NoOptions]):
+    """Writes down every hook that is called."""
+
+    name = "probe"
+
+    def __init__(self, title: str = "") -> None:
+        super().__init__()
+        self.title = title
+        self.calls: list[str] = []
+
+    def note(self, hook: str) -> None:
+        self.calls.append(self.title + hook)
+
+    def begin(self, ctx: ClientContext) -> None:
+        self.note("begin")
+
+    def logits(self, ctx: ClientContext, batch: Batch, logits: Tensor) -> Tensor:
+        self.note("logits")
+        return logits
+
+    def loss(self, ctx: ClientContext, batch: Batch, loss: Tensor) -> Tensor:
+        self.note("loss")
+        return loss
+
+    def gradient(self, ctx: ClientContext, batch: Batch) -> None:
+        self.note("gradient")
+
+    def after_step(self, ctx: ClientContext, batch: Batch) -> None:
+        self.note("after_step")
+
+    def after_epoch(self, ctx: ClientContext) -> None:
+        self.note("after_epoch")
+
+    def end(self, ctx: ClientContext) -> None:
+        self.note("end")
+
+    def contribute(self, ctx: ClientContext) -> Mapping[str, WeightedSum]:
+        self.note("contribute")
+        return {}
+
+
+class SecondProbe(Probe):
+    name = "second"
+
+
+BATCH = ["logits", "loss", "gradient", "after_step"]
+
+
+def test_hooks_are_called_in_the_documented_order() -> None:
+    probe = Probe()
+    Bench([probe]).trainer.train(Bench().plan(), 0, toy_data(10), {})  # 2 epochs of 3 batches (4 + 4 + 2)
+    epoch = [*BATCH * 3, "after_epoch"]
+    assert probe.calls == ["begin", *epoch, *epoch, "end", "contribute"]
+
+
+def test_each_hook_runs_for_all_parts_before_the_next_one() -> None:
+    first, second = Probe("1 "), SecondProbe("2 ")
+    second.calls = first.calls
+    Bench([first, second]).trainer.train(Bench().plan(how=local(epochs=1)), 0, toy_data(4), {})
+    hooks = ["begin", *BATCH, "after_epoch", "end", "contribute"]
+    assert first.calls == [f"{number} {hook}" for hook in hooks for number in (1, 2)]
+
+
+class Moments(Part[NoOptions]):
+    """Looks at the model at the moments that matter."""
+
+    name = "moments"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, Tensor] = {}
+        self.gradient_seen: Tensor | None = None
+        self.update_at_end: dict[str, Tensor] = {}
+        self.positions: list[int] = []
+        self.steps: list[int] = []
+        self.epochs: list[int] = []
+
+    def weight(self, ctx: ClientContext) -> Tensor:
+        return ctx.model.head.weight.detach().clone()
+
+    def begin(self, ctx: ClientContext) -> None:
+        self.seen["begin"] = self.weight(ctx)
+        assert ctx.update == {}
+
+    def gradient(self, ctx: ClientContext, batch: Batch) -> None:
+        self.seen["gradient"] = self.weight(ctx)
+        assert ctx.model.head.weight.grad is not None
+        self.gradient_seen = ctx.model.head.weight.grad.clone()
+
+    def after_step(self, ctx: ClientContext, batch: Batch) -> None:
+        self.seen["after_step"] = self.weight(ctx)
+        self.steps.append(ctx.steps)
+        self.epochs.append(ctx.epoch)
+        self.positions.extend(batch.index.tolist())
+        assert torch.equal(ctx.data.batch(batch.index)[1], batch.y)
+        # the features of the forward pass, i.e. of the weights before the step
+        assert torch.allclose(batch.features @ self.seen["gradient"].T + self.bias, batch.logits, atol=1e-5)
+
+    def logits(self, ctx: ClientContext, batch: Batch, logits: Tensor) -> Tensor:
+        assert ctx.model.head.bias is not None
+        self.bias = ctx.model.head.bias.detach().clone()
+        return logits
+
+    def end(self, ctx: ClientContext) -> None:
+        with torch.no_grad():
+            ctx.model.head.weight += 1  # the last moment at which the model may be changed
+
+    def contribute(self, ctx: ClientContext) -> Mapping[str, WeightedSum]:
+        self.update_at_end = clone(ctx.update)
+        return {"head": WeightedSum.of({"w": ctx.update["2.weight"]}, 2)}
+
+
+def test_what_hooks_see() -> None:
+    moments = Moments()
+    bench = Bench([moments])
+    result = bench.trainer.train(bench.plan(how=local(epochs=1, batch_size=10)), 0, toy_data(10), {})
+    assert torch.equal(moments.seen["begin"], bench.start["2.weight"])
+    assert torch.equal(moments.seen["gradient"], moments.seen["begin"])
+    assert moments.gradient_seen is not None
+    expected = moments.seen["gradient"] - 0.1 * moments.gradient_seen
+    assert torch.allclose(moments.seen["after_step"], expected, atol=1e-7)
+    assert torch.allclose(moments.update_at_end["2.weight"], moments.seen["after_step"] + 1 - moments.seen["begin"])
+    assert torch.equal(result.sums["moments/head"].tensors["w"], 2 * moments.update_at_end["2.weight"])
+    assert torch.allclose(update_of(result)["2.weight"], moments.update_at_end["2.weight"], atol=1e-6)
+
+
+def test_every_epoch_passes_over_every_sample_once() -> None:
+    moments = Moments()
+    bench = Bench([moments])
+    result = bench.trainer.train(bench.plan(), 0, toy_data(10), {})
+    assert sorted(moments.positions[:10]) == sorted(moments.positions[10:]) == list(range(10))
+    assert moments.positions[:10] != moments.positions[10:]
+    assert (moments.steps, moments.epochs) == ([1, 2, 3, 4, 5, 6], [0, 0, 0, 1, 1, 1])
+    assert (result.steps, result.sample_steps) == (6, 20)
+
+
+def test_plain_training_equals_torch_written_out() -> None:
+    """Two epochs of SGD with momentum and weight decay on one batch per epoch, by an independent few lines."""
+    bench, data, how = Bench(), toy_data(6), local(batch_size=6, momentum=0.9, weight_decay=0.01)
+    result = bench.trainer.train(bench.plan(how=how), 0, data, {})
+    module = toy_network().module
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    losses = []
+    for _ in range(2):
+        optimiser.zero_grad()
+        loss = nn.functional.cross_entropy(module(data.inputs), data.labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+        losses.append(loss.item())
+    for name, value in module.state_dict().items():
+        assert torch.allclose(update_of(result)[name], value - bench.start[name], atol=1e-6)
+    assert result.loss == pytest.approx(sum(losses) / 2, rel=1e-5)
+    assert result.sums["fedavg/model"].weight.item() == 6
+
+
+def test_the_optimisers_memory_does_not_pass_from_client_to_client() -> None:
+    how = local(momentum=0.9)
+    bench = Bench()
+    alone = bench.trainer.train(bench.plan(how=how), 1, toy_data(8), {})
+    bench.trainer.train(bench.plan(how=how), 0, toy_data(12, seed=5), {})
+    after_another = bench.trainer.train(bench.plan(how=how), 1, toy_data(8), {})
+    assert all(torch.equal(update_of(alone)[name], value) for name, value in update_of(after_another).items())
+
+
+def test_seed_round_and_client_choose_the_shuffling() -> None:
+    def order(seed: int = 1, round: int = 0, client: int = 0) -> list[int]:
+        moments = Moments()
+        bench = Bench([moments])
+        bench.trainer.train(bench.plan(round=round, seed=seed), client, toy_data(10), {})
+        return moments.positions
+
+    assert order() == order()
+    assert len({tuple(o) for o in (order(), order(seed=2), order(round=1), order(client=1))}) == 4
+
+
+def test_logits_and_loss_hooks_change_what_is_minimised() -> None:
+    class Colder(Part[NoOptions]):
+        name = "colder"
+
+        def logits(self, ctx: ClientContext, batch: Batch, logits: Tensor) -> Tensor:
+            return logits * 0.5
+
+        def loss(self, ctx: ClientContext, batch: Batch, loss: Tensor) -> Tensor:
+            return loss + 0.1 * batch.features.square().mean()
+
+    bench, data = Bench([Colder()]), toy_data(6)
+    result = bench.trainer.train(bench.plan(how=local(epochs=1, batch_size=6)), 0, data, {})
+    network = toy_network()
+    features, logits = network(data.inputs)
+    loss = nn.functional.cross_entropy(0.5 * logits, data.labels) + 0.1 * features.square().mean()
+    gradients = torch.autograd.grad(loss, list(network.module.parameters()))
+    for (name, _), gradient in zip(network.module.named_parameters(), gradients, strict=True):
+        assert torch.allclose(update_of(result)[name], -0.1 * gradient, atol=1e-6)
+
+
+def test_gradient_hooks_change_the_step() -> None:
+    class Scale(Part[NoOptions]):
+        name = "scale"
+
+        def gradient(self, ctx: ClientContext, batch: Batch) -> None:
+            for parameter in ctx.model.module.parameters():
+                assert parameter.grad is not None
+                parameter.grad.mul_(3)
+
+    how = local(epochs=1, batch_size=10)
+    plain = update_of(Bench().trainer.train(Bench().plan(how=how), 0, toy_data(10), {}))
+    scaled = update_of(Bench([Scale()]).trainer.train(Bench().plan(how=how), 0, toy_data(10), {}))
+    assert all(torch.allclose(scaled[name], 3 * plain[name], atol=1e-6) for name in plain)
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+class Broken(Part[NoOptions]):
+    name = "broken"
+
+    def __init__(self, hook: str, error: Exception) -> None:
+        super().__init__()
+        self.hook, self.error = hook, error
+
+    def fail(self, hook: str, ctx: ClientContext) -> None:
+        if hook == self.hook and (hook != "after_step" or ctx.steps == 5):
+            raise self.error
+
+    def begin(self, ctx: ClientContext) -> None:
+        self.fail("begin", ctx)
+
+    def after_step(self, ctx: ClientContext, batch: Batch) -> None:
+        self.fail("after_step", ctx)
+
+    def after_epoch(self, ctx: ClientContext) -> None:
+        self.fail("after_epoch", ctx)
+
+    def end(self, ctx: ClientContext) -> None:
+        self.fail("end", ctx)
+
+    def contribute(self, ctx: ClientContext) -> Mapping[str, WeightedSum]:
+        self.fail("contribute", ctx)
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("hook", "stage"),
+    [
+        ("begin", "begin"),
+        ("after_step", "local training (epoch 2, batch 2)"),
+        ("after_epoch", "after epoch"),
+        ("end", "end"),
+        ("contribute", "building the update"),
+    ],
+)
+def test_an_error_in_a_hook_names_client_round_and_stage(hook: str, stage: str) -> None:
+    bench = Bench([Broken(hook, ZeroDivisionError("oh no"))])
+    with pytest.raises(ClientError) as caught:
+        bench.trainer.train(bench.plan(round=6), 42, toy_data(10), {})
+    error = caught.value
+    assert (error.client, error.round, error.stage) == (42, 7, stage)
+    assert str(error) == f"client 42, round 7, {stage}: ZeroDivisionError: oh no"
+    assert isinstance(error.__cause__, ZeroDivisionError), "the real traceback must not be lost"
+
+
+def test_an_error_of_fedfa_itself_is_passed_on_as_it_is() -> None:
+    bench = Bench([Broken("begin", SettingsError("choose something else"))])
+    with pytest.raises(SettingsError, match="^choose something else$"):
+        bench.trainer.train(bench.plan(), 0, toy_data(10), {})
+
+
+def test_training_that_diverges_names_client_round_and_what_to_lower() -> None:
+    bench = Bench()
+    with pytest.raises(ClientError, match=r"client 3, round 2, local training: .*not finite.*local\.lr \(now 1e\+30\)"):
+        bench.trainer.train(bench.plan(round=1, how=local(lr=1e30)), 3, toy_data(10), {})
+
+
+def test_data_that_do_not_fit_the_network_name_the_batch() -> None:
+    bench = Bench(network=SplitModel.of(nn.Sequential(nn.Linear(WIDTH + 1, CLASSES))))
+    with pytest.raises(ClientError, match=r"client 0, round 1, local training \(epoch 1, batch 1\): RuntimeError"):
+        bench.trainer.train(bench.plan(), 0, toy_data(10), {})
+
+
+def test_a_client_can_train_after_another_has_failed() -> None:
+    bench = Bench()
+    expected = update_of(bench.trainer.train(bench.plan(), 1, toy_data(8), {}))
+    with pytest.raises(ClientError):
+        bench.trainer.train(bench.plan(how=local(lr=1e30)), 0, toy_data(10), {})
+    again = update_of(bench.trainer.train(bench.plan(), 1, toy_data(8), {}))
+    assert all(torch.equal(expected[name], value) for name, value in again.items())
+
+
+# -- what a client keeps ----------------------------------------------------------------------------------------------
+class Counter(Part[NoOptions]):
+    """Keeps a number and changes it in place, the most careless way there is."""
+
+    name = "counter"
+
+    def begin(self, ctx: ClientContext) -> None:
+        ctx.kept.setdefault(self.name, {"rounds": torch.zeros(1)})["rounds"].add_(1)
+
+
+def test_kept_tensors_are_handed_over_and_never_changed_in_place() -> None:
+    bench = Bench([Counter()])
+    first = bench.trainer.train(bench.plan(), 0, toy_data(4), {})
+    assert first.kept["counter"]["rounds"].item() == 1
+    before: PartTensors = {"counter": {"rounds": torch.tensor([7.0])}, "other": {"x": torch.ones(2)}}
+    second = bench.trainer.train(bench.plan(), 0, toy_data(4), before)
+    assert second.kept["counter"]["rounds"].item() == 8
+    assert torch.equal(second.kept["other"]["x"], torch.ones(2))
+    assert before["counter"]["rounds"].item() == 7
+    assert before.keys() == {"counter", "other"}
+
+
+def test_nothing_is_kept_by_methods_that_keep_nothing() -> None:
+    assert Bench().trainer.train(Bench().plan(), 0, toy_data(4), {}).kept == {}
+
+
+def test_the_plan_is_not_changed() -> None:
+    bench = Bench([Counter()], toy_network(nn.BatchNorm1d(5)))
+    plan = bench.plan(received={"counter": {"x": torch.ones(2)}})
+    before = clone(plan.model)
+    bench.trainer.train(plan, 0, toy_data(8), {})
+    assert all(torch.equal(before[name], value) for name, value in plan.model.items())
+    assert torch.equal(plan.received["counter"]["x"], torch.ones(2))
+
+
+# -- roles and buffers ------------------------------------------------------------------------------------------------
+BUFFERS = {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+
+
+def test_buffers_are_averaged_like_weights() -> None:
+    bench = Bench(network=toy_network(nn.BatchNorm1d(5)))
+    result = bench.trainer.train(bench.plan(), 0, toy_data(8), {})
+    assert update_of(result).keys() == bench.start.keys() > BUFFERS
+    assert update_of(result)["1.num_batches_tracked"].item() == 4  # 2 epochs of 2 batches
+    assert update_of(result)["1.running_mean"].abs().sum() > 0
+    assert result.kept == {}
+
+
+def test_local_buffers_stay_with_the_client_and_come_back() -> None:
+    bench = Bench(network=toy_network(nn.BatchNorm1d(5)), buffers_local=True)
+    first = bench.trainer.train(bench.plan(), 0, toy_data(8), {})
+    assert not BUFFERS & update_of(first).keys()
+    assert first.kept.keys() == {MODEL}
+    assert first.kept[MODEL].keys() == BUFFERS
+    assert first.kept[MODEL]["1.num_batches_tracked"].item() == 4
+    assert first.kept[MODEL]["1.num_batches_tracked"].dtype == torch.int64
+    bench.trainer.train(bench.plan(), 1, toy_data(12, seed=9), {})  # another client in between leaves no trace
+    second = bench.trainer.train(bench.plan(round=1), 0, toy_data(8), first.kept)
+    assert second.kept[MODEL]["1.num_batches_tracked"].item() == 8
+    assert first.kept[MODEL]["1.num_batches_tracked"].item() == 4
+
+
+class Roles(Part[NoOptions]):
+    name = "roles"
+
+    def __init__(self, **roles: Role) -> None:
+        super().__init__()
+        self.wanted = {name.replace("_", "."): role for name, role in roles.items()}
+
+    def roles(self, task: Task) -> Mapping[str, Role]:
+        return self.wanted
+
+
+def test_local_weights_are_trained_kept_and_not_sent() -> None:
+    bench = Bench([Roles(**{"2_weight": Role.LOCAL})])
+    first = bench.trainer.train(bench.plan(), 0, toy_data(8), {})
+    assert "2.weight" not in update_of(first)
+    kept = first.kept[MODEL]["2.weight"]
+    assert not torch.equal(kept, bench.start["2.weight"])
+    second = bench.trainer.train(bench.plan(how=local(lr=1e-12)), 0, toy_data(8), first.kept)
+    assert torch.allclose(second.kept[MODEL]["2.weight"], kept)
+
+
+def test_frozen_weights_are_neither_trained_nor_sent() -> None:
+    bench = Bench([Roles(**{"0_weight": Role.FROZEN})])
+    result = bench.trainer.train(bench.plan(how=local(weight_decay=0.1, momentum=0.9)), 0, toy_data(8), {})
+    assert update_of(result).keys() == {"0.bias", "2.weight", "2.bias"}
+    assert torch.equal(bench.network.state()["0.weight"], bench.start["0.weight"])
+    assert result.kept == {}
+
+
+def test_weights_that_the_author_of_a_network_froze_stay_frozen() -> None:
+    network = toy_network()
+    network.module.get_parameter("0.weight").requires_grad_(False)
+    bench = Bench(network=network)
+    bench.trainer.train(bench.plan(), 0, toy_data(8), {})
+    assert torch.equal(bench.network.state()["0.weight"], bench.start["0.weight"])
+
+
+def test_batch_norm_with_a_batch_of_one_sample_is_a_clear_error() -> None:
+    bench = Bench(network=toy_network(nn.BatchNorm1d(5)))
+    with pytest.raises(ClientError, match=r"client 5, round 1, local training \(epoch 1, batch 3\): .*more than 1 value"):
+        bench.trainer.train(bench.plan(), 5, toy_data(9), {})
+
+
+def test_drop_last_leaves_out_the_incomplete_batch() -> None:
+    bench = Bench(network=toy_network(nn.BatchNorm1d(5)))
+    result = bench.trainer.train(bench.plan(how=local(drop_last=True)), 5, toy_data(9), {})
+    assert (result.steps, result.sample_steps) == (4, 16)
+    assert update_of(result)["1.num_batches_tracked"].item() == 4
+
+
+def test_drop_last_with_fewer_samples_than_a_batch_trains_nothing() -> None:
+    bench = Bench()
+    result = bench.trainer.train(bench.plan(how=local(drop_last=True)), 0, toy_data(3), {})
+    assert result.steps == 0
+    assert all(not value.any() for value in update_of(result).values())
+
+
+def test_dropout_draws_from_a_stream_of_its_own() -> None:
+    def train(noise: int, client: int = 0) -> Tensors:
+        bench = Bench(network=toy_network(nn.Dropout(0.5)))
+        torch.manual_seed(noise)
+        before = torch.get_rng_state()
+        result = bench.trainer.train(bench.plan(how=local(batch_size=10)), client, toy_data(10), {})
+        assert torch.equal(torch.get_rng_state(), before)
+        return update_of(result)
+
+    once, again, other = train(noise=1), train(noise=2), train(noise=1, client=1)
+    assert all(torch.equal(once[name], again[name]) for name in once)
+    assert not torch.equal(once["3.weight"], other["3.weight"])

@@ -1,0 +1,266 @@
+"""Runs that are killed for real, at moments drawn at random, and taken up again until they are done.
+
+Each run is a process of its own, as a user starts it. Whatever moment the kill hits (loading of libraries, the data, a
+client's training, the writing of a checkpoint or of a client's file), the finished run must equal one never stopped.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+import torch
+from study_toys import STATEFUL, assert_same_run
+
+from fedfa.cli import main
+from fedfa.studies.folder import RunFolder
+
+pytestmark = pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork and signals")
+
+CONFIG = """
+rounds = {rounds}
+device = "cpu"
+[data]
+name = "digits"
+clients = 10
+partition = "shards:2"
+offline = true
+[model]
+name = "mlp"
+options = {{ hidden = [16] }}
+[cohort]
+clients = 3
+[local]
+epochs = 1
+batch_size = 16
+lr = 0.1
+[checkpoint]
+every = {every}
+"""
+
+
+class Job(Protocol):
+    """A process that can be waited for and killed."""
+
+    def wait(self, seconds: float) -> int | None:
+        """Its exit code, or None if it is still running after that time."""
+
+    def kill(self) -> None:
+        """Kill it the hard way and wait until it is gone."""
+
+
+class Fresh:
+    """``python -m fedfa …`` in a new interpreter, exactly as a user starts it."""
+
+    def __init__(self, arguments: list[str], log: Path) -> None:
+        with log.open("ab") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "fedfa", *arguments], stdout=file, stderr=file, env=environment()
+            )
+
+    def wait(self, seconds: float) -> int | None:
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class Forked:
+    """The same command in a process forked from this one: without the seconds that loading torch takes."""
+
+    def __init__(self, arguments: list[str], log: Path) -> None:
+        self.process = multiprocessing.get_context("fork").Process(target=_command, args=(arguments, log))
+        self.process.start()
+
+    def wait(self, seconds: float) -> int | None:
+        self.process.join(seconds)
+        return self.process.exitcode
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _loaded_before_forking() -> None:
+    """The first optimiser of a process makes torch load hundreds of modules; let forked ones find them loaded."""
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+
+
+def _command(arguments: list[str], log: Path) -> None:
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+    sys.argv = ["fedfa", *arguments]
+    main()
+
+
+class Killed:
+    """One run that is killed again and again.
+
+    Args:
+        folder: The run folder.
+        arguments: What is run, without ``--out`` and ``--resume``.
+        kind: How its processes are started.
+        draw: Where the moments of the kills come from.
+    """
+
+    def __init__(self, folder: Path, arguments: list[str], kind: type[Fresh | Forked], draw: random.Random) -> None:
+        self.folder, self.kind, self.draw = folder, kind, draw
+        self.arguments = ["run", *arguments, "--out", str(folder), "--resume"]
+        self.log = folder.with_suffix(".log")
+
+    def start(self) -> Job:
+        return self.kind(self.arguments, self.log)
+
+    def finish(self) -> None:
+        assert self.start().wait(600) == 0, self.log.read_text()
+
+    def rounds(self) -> int:
+        return len(RunFolder(self.folder).metrics())
+
+    def kill(self, moment: str) -> str:
+        """Start the run and kill it; returns what the kill hit (``finished`` if the run was faster).
+
+        Args:
+            moment: ``start-up``: before training; ``training``: within the next rounds; ``writing``: while a file is
+                being written, some rounds later.
+        """
+        before = self.rounds()
+        job = self.start()
+        try:
+            if moment == "start-up":
+                code = job.wait(self.draw.uniform(0, 4.0 if self.kind is Fresh else 0.15))
+            else:
+                code = self._until(job, lambda: self.rounds() != before)
+                code = job.wait(self.draw.uniform(0, 0.3)) if code is None else code
+                if moment == "writing" and code is None:
+                    code = self._until(job, self.is_writing)
+        finally:
+            job.kill()
+        assert code in (None, 0), self.log.read_text()
+        if code == 0:
+            return "finished"
+        if self.is_writing():
+            return "writing"
+        return "start-up" if self.rounds() == before else "training"
+
+    def is_writing(self) -> bool:
+        """Whether a file lies half-written beside its place."""
+        try:
+            return any(
+                entry.name.endswith(".tmp") for place in (".", "clients") for entry in os.scandir(self.folder / place)
+            )
+        except FileNotFoundError:  # not begun
+            return False
+
+    @staticmethod
+    def _until(job: Job, happened: Callable[[], bool]) -> int | None:
+        deadline = time.monotonic() + 120
+        while not happened():
+            if (code := job.wait(0.0005)) is not None:
+                return code
+            assert time.monotonic() < deadline, "the run does not get on"
+        return None
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "COLUMNS": "300"}
+
+
+def asked(tmp_path: Path, data_dir: Path, recipe: str, rounds: int, every: int = 1) -> list[str]:
+    config = tmp_path / "config.toml"
+    config.write_text(CONFIG.format(rounds=rounds, every=every))
+    return [str(config), "--algorithm", recipe, "--data-dir", str(data_dir)]
+
+
+def kill_until_done(
+    tmp_path: Path, arguments: list[str], kind: type[Fresh | Forked], plan: list[str], draw: random.Random
+) -> Counter[str]:
+    """Kill a run at each of the planned moments, let it finish, compare it with one never stopped; what was hit."""
+    Killed(tmp_path / "whole", arguments, Forked, draw).finish()
+    stopped = Killed(tmp_path / "stopped", arguments, kind, draw)
+    hits: Counter[str] = Counter()
+    for moment in plan:
+        hit = stopped.kill(moment)
+        if hit == "finished":
+            break
+        hits[hit] += 1
+    stopped.finish()
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    return hits
+
+
+@pytest.mark.parametrize("recipe", [STATEFUL, "fedfa"], ids=["stateful", "fedfa"])
+def test_kills(tmp_path: Path, data_dir: Path, recipe: str) -> None:
+    plan = ["start-up", "training", "writing", "writing", "training", "start-up"]
+    hits = kill_until_done(tmp_path, asked(tmp_path, data_dir, recipe, rounds=15), Forked, plan, random.Random(7))
+    assert hits["training"] + hits["writing"] >= 2, f"too few kills fell into the run: {hits}"
+
+
+@pytest.mark.slow
+def test_fifty_kills(tmp_path: Path, data_dir: Path) -> None:
+    """At least fifty kills of fresh interpreters, over six runs: three methods, two intervals of checkpoints."""
+    report(many_kills(tmp_path, data_dir, Fresh, runs=6, kills=9, rounds=40, least=50))
+
+
+@pytest.mark.slow
+def test_three_hundred_kills(tmp_path: Path, data_dir: Path) -> None:
+    """As above, more often, with processes that start at once."""
+    report(many_kills(tmp_path, data_dir, Forked, runs=24, kills=14, rounds=60, least=300))
+
+
+def many_kills(
+    tmp_path: Path, data_dir: Path, kind: type[Fresh | Forked], runs: int, kills: int, rounds: int, least: int
+) -> Counter[str]:
+    draw = random.Random(2026)
+    together: Counter[str] = Counter()
+    for number in range(runs):
+        recipe, every = ("fedavg", "fedfa", STATEFUL)[number % 3], (1, 3)[number // 3 % 2]
+        plan = draw.choices(["start-up", "training", "writing"], [1, 2, 2], k=kills)
+        (folder := tmp_path / str(number)).mkdir()
+        together += kill_until_done(folder, asked(folder, data_dir, recipe, rounds, every), kind, plan, draw)
+    assert together.total() >= least, together
+    assert min(together["start-up"], together["training"], together["writing"]) >= least / 20, together
+    return together
+
+
+def report(hits: Counter[str]) -> None:
+    print(f"{hits.total()} kills, each resumed: {dict(hits)}")  # noqa: T201
+
+
+@pytest.mark.parametrize(("sign", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "SIGINT"])
+def test_a_signal_stops_the_run_and_says_how_to_go_on(
+    tmp_path: Path, data_dir: Path, sign: signal.Signals, code: int
+) -> None:
+    arguments = asked(tmp_path, data_dir, "fedfa", rounds=15)
+    Killed(tmp_path / "whole", arguments, Forked, random.Random()).finish()
+    run = Killed(tmp_path / "stopped", arguments, Fresh, random.Random())
+    job = Fresh(run.arguments, run.log)
+    run._until(job, lambda: run.rounds() >= 2)
+    job.process.send_signal(sign)
+    assert job.wait(60) == code, run.log.read_text()
+    output = run.log.read_text()
+    assert f"Go on with: fedfa run --resume --out {tmp_path / 'stopped'}" in output
+    assert "Traceback" not in output
+    assert 2 <= run.rounds() < 15
+
+    # The command of the message does go on, from the folder's own record alone.
+    again = Forked(["run", "--resume", "--out", str(tmp_path / "stopped")], run.log)
+    assert again.wait(300) == 0, run.log.read_text()
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")

@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedfa.algorithms.registry import methods
+from fedfa.data import parse_partition
+from fedfa.errors import DataError, FedfaError, RecipeError, SettingsError
+from fedfa.studies.settings import Settings, nest, parse_assignment, preset_layer, presets, read_toml
+
+RECIPES: list[tuple[str, str | None]] = [
+    (name, variant) for name, method in methods().items() for variant in (None, *method.variants)
+]
+
+
+def asked(recipe: str, variant: str | None) -> dict[str, Any]:
+    return {"algorithm": {"recipe": recipe, **({"variant": variant} if variant else {})}}
+
+
+# -- presets and the record -------------------------------------------------------------------------------------------
+def test_there_are_methods_variants_and_presets_to_test() -> None:
+    assert {("fedavg", "authors"), ("fedfa", "paper"), ("fedfa", "authors"), ("fedfa", None)} <= set(RECIPES)
+    assert {"digits-c2", "fmnist-c2", "fmnist-dir0.1", "cifar10-c2", "cifar100-c20", "mixed-digits"} <= set(presets())
+
+
+@pytest.mark.parametrize("name", sorted(presets()))
+def test_config_toml_of_every_preset_reads_back_as_itself(name: str) -> None:
+    for recipe, variant in RECIPES:
+        settings = Settings.preset(name, asked(recipe, variant))
+        text = settings.to_toml()
+        back = Settings.resolve(tomllib.loads(text))
+        assert back == settings
+        assert back.to_toml() == text
+        assert back.recipe().title == recipe
+
+
+@pytest.mark.parametrize("name", sorted(presets()))
+def test_every_preset_says_what_it_is(name: str) -> None:
+    assert len(presets()[name]) > 15
+
+
+def test_the_record_is_complete() -> None:
+    """Every setting stands in config.toml, also those nobody wrote; only what is not set is left out."""
+    recorded = tomllib.loads(Settings.preset("digits-c2", asked("fedfa", None)).to_toml())
+    assert recorded["local"] == {
+        "epochs": 5, "batch_size": 16, "lr": 0.1, "lr_decay": 1.0, "momentum": 0.0, "weight_decay": 0.001,
+        "drop_last": False,
+    }  # fmt: skip
+    assert recorded["data"]["partition"] == {"kind": "shards", "classes_per_client": 2}
+    assert recorded["algorithm"]["variant"] == "default"
+    assert recorded["algorithm"]["fedavg"] == {"weighting": "samples"}
+    assert recorded["algorithm"]["anchors"]["mu"] == 0.1
+    assert set(Settings.model_fields) == set(recorded)
+
+
+def test_unknown_preset() -> None:
+    with pytest.raises(SettingsError, match=r"unknown preset 'fmnist-c3' \(did you mean 'fmnist-"):
+        preset_layer("fmnist-c3")
+
+
+# -- layers -----------------------------------------------------------------------------------------------------------
+def test_layers_defaults_variant_file_set(tmp_path: Path) -> None:
+    """lr_decay: default 1, the variant `authors` 0.99, a file 0.9, --set 0.8; the later wins."""
+
+    def lr_decay(*layers: dict[str, Any]) -> float:
+        return Settings.resolve(*layers).local.lr_decay
+
+    variant = asked("fedfa", "authors")
+    file = tmp_path / "config.toml"
+    file.write_text('[algorithm]\nrecipe = "fedfa"\nvariant = "authors"\n[local]\nlr_decay = 0.9\n')
+    assert lr_decay(asked("fedfa", None)) == 1.0
+    assert lr_decay(variant) == 0.99
+    assert lr_decay(read_toml(file)) == 0.9
+    assert lr_decay(read_toml(file), parse_assignment("local.lr_decay=0.8")) == 0.8
+    assert lr_decay({"local": {"lr_decay": 0.9}}, variant) == 0.9, "a variant never overrides what somebody wrote"
+
+
+def test_variants_set_what_the_ledger_says() -> None:
+    paper, authors = (Settings.resolve(asked("fedfa", variant)) for variant in ("paper", "authors"))
+    assert (paper.local.lr_decay, authors.local.lr_decay) == (1.0, 0.99)
+    assert (paper.cohort.selection, authors.cohort.selection) == ("uniform", "authors")
+    assert (paper.data.normalise, authors.data.normalise) == ("dataset", "authors")
+    assert paper.algorithm.options["anchors"]["start"] == "zero"
+    assert authors.algorithm.options["anchors"]["start"] == "received"
+    decay = {variant: Settings.resolve(asked("fedavg", variant)).local.weight_decay for variant in ("paper", "authors")}
+    assert decay == {"paper": 0.001, "authors": 0.0001}
+    assert authors.local.weight_decay == 0.001
+
+
+def test_a_partition_is_replaced_whole() -> None:
+    settings = Settings.resolve(
+        {"data": {"partition": {"kind": "dirichlet", "alpha": 0.1, "min_size": 3}}},
+        {"data": {"partition": {"kind": "shards", "classes_per_client": 3}}},
+    )
+    assert settings.data.partition == parse_partition("shards:3")
+
+
+@pytest.mark.parametrize(
+    ("short", "table"),
+    [
+        ("shards:3", {"kind": "shards", "classes_per_client": 3}),
+        ("dirichlet:0.1", {"kind": "dirichlet", "alpha": 0.1}),
+        ("iid", {"kind": "iid"}),
+        ("domains/shards:2", {"kind": "domains", "inner": {"kind": "shards", "classes_per_client": 2}}),
+    ],
+)
+def test_partition_as_short_text_and_as_table(short: str, table: dict[str, Any]) -> None:
+    a, b = (Settings.resolve({"data": {"partition": form}}) for form in (short, table))
+    assert a == b
+    assert a.data.partition == parse_partition(short)
+
+
+def test_cohort_counts() -> None:
+    def count(of: int, **cohort: Any) -> int:
+        return Settings.resolve({"cohort": cohort}).cohort.count(of)
+
+    assert count(100) == 10
+    assert count(100, clients=7) == 7
+    assert count(100, rate=0.25) == 25
+    assert count(3, rate=0.01) == 1
+
+
+def test_learning_rate_of_a_round() -> None:
+    local = Settings.resolve({"local": {"lr": 0.5, "lr_decay": 0.5}}).local
+    assert [local.in_round(t).lr for t in range(3)] == [0.5, 0.25, 0.125]
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        ({"round": 3}, ["unknown key round", "did you mean 'rounds'?", "allowed here", "seed"]),
+        ({"local": {"momentun": 0.9}}, ["unknown key local.momentun", "did you mean 'momentum'?", "lr_decay"]),
+        ({"local": {"zzz": 0.9}}, ["unknown key local.zzz", "weight_decay"]),
+        ({"data": {"client": 9}}, ["unknown key data.client", "did you mean 'clients'?"]),
+        (
+            {"data": {"partition": {"kind": "shards", "classes_per_clint": 2}}},
+            ["classes_per_clint", "did you mean 'classes_per_client'?"],
+        ),
+        ({"algorithm": {"recipe": "fedfa", "anchor": {"mu": 1}}}, ["algorithm.anchor", "did you mean 'anchors'?"]),
+        (
+            {"algorithm": {"recipe": "fedfa", "anchors": {"momentm": 1}}},
+            ["unknown key algorithm.anchors.momentm", "did you mean 'momentum'?"],
+        ),
+        ({"algorithm": {"recipe": "fedfa", "varient": "paper"}}, ["algorithm.varient", "did you mean 'variant'?"]),
+        ({"algorithm": {"recipe": "fedavg", "anchors": {"mu": 1}}}, ["'fedavg' has no part 'anchors'"]),
+        ({"local": {"lr": "fast"}}, ["local.lr = 'fast'", "number"]),
+        ({"local": {"lr": -1}}, ["local.lr = -1", "greater than 0"]),
+        ({"rounds": 0}, ["rounds = 0", "greater than or equal to 1"]),
+        ({"rounds": 1.5}, ["rounds = 1.5", "integer"]),
+        ({"local": 3}, ["local = 3"]),
+        ({"device": "gpu"}, ["device = 'gpu'", "'auto'", "'cuda'"]),
+        ({"cohort": {"selection": "random"}}, ["cohort.selection = 'random'", "'uniform'", "'size'"]),
+        ({"cohort": {"rate": 1.5}}, ["cohort.rate = 1.5", "less than or equal to 1"]),
+        ({"model": {"buffers": "drop"}}, ["model.buffers = 'drop'", "'average' or 'local'"]),
+        (
+            {"algorithm": {"recipe": "fedfa", "anchors": {"loss": "classes"}}},
+            ["algorithm.anchors.loss = 'classes'", "'sample' or 'class'"],
+        ),
+        ({"algorithm": {"recipe": "fedfa", "variant": "papr"}}, ["'papr'", "did you mean 'paper'?", "authors"]),
+        ({"algorithm": {"recipe": "fedfb"}}, ["unknown method 'fedfb'", "did you mean 'fedfa'?"]),
+        ({"algorithm": {"recipe": "fedfa+"}}, ["'fedfa+'", "joined by '+'"]),
+        ({"algorithm": {"recipe": "no/such/file.py"}}, ["no file", "no/such/file.py"]),
+        ({"data": {"partition": "shard:2"}}, ["shard", "shards"]),
+        ({"data": {"partition": "dirichlet:-1"}}, ["alpha", "greater than 0"]),
+    ],
+    ids=lambda value: None if isinstance(value, list) else str(value)[:60],
+)
+def test_a_wrong_setting_is_named_with_what_is_allowed(layer: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(FedfaError) as caught:
+        Settings.resolve(layer)
+    assert isinstance(caught.value, (SettingsError, RecipeError, DataError))
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_all_problems_are_told_at_once() -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings.resolve({"rounds": 0, "local": {"lr": -1, "momentun": 1}})
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_settings_cannot_be_changed() -> None:
+    settings = Settings.resolve({})
+    with pytest.raises(ValueError, match="frozen"):
+        settings.rounds = 3  # type: ignore[misc]
+
+
+def test_files_that_are_missing_or_not_toml(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"no configuration file .*missing\.toml; `fedfa presets`"):
+        Settings.from_file(tmp_path / "missing.toml")
+    (tmp_path / "bad.toml").write_text("rounds = = 3")
+    with pytest.raises(SettingsError, match=r"bad\.toml is not valid TOML: .*line 1"):
+        Settings.from_file(tmp_path / "bad.toml")
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SettingsError, match="is not valid TOML"):
+        Settings.from_file(tmp_path / "bytes.toml")
+
+
+# -- --set ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a=1", 1),
+        ("a=0.5", 0.5),
+        ("a=1e-3", 0.001),
+        ("a=true", True),
+        ("a=false", False),
+        ("a=True", "True"),
+        ("a=authors", "authors"),
+        ('a="authors"', "authors"),
+        ("a=shards:2", "shards:2"),
+        ("a=domains/dirichlet:0.1", "domains/dirichlet:0.1"),
+        ("a=[1, 2]", [1, 2]),
+        ('a=["x", "y"]', ["x", "y"]),
+        ("a={kind = 'iid'}", {"kind": "iid"}),
+        ("a=/data/my set/x=y", "/data/my set/x=y"),
+        ("a=", ""),
+        (" a =1", 1),
+    ],
+)
+def test_values_of_assignments(text: str, value: object) -> None:
+    assert parse_assignment(text) == {"a": value}
+
+
+def test_dotted_keys_nest() -> None:
+    assert nest("a.b.c", 1) == {"a": {"b": {"c": 1}}}
+    assert parse_assignment("algorithm.anchors.mu=0.2") == {"algorithm": {"anchors": {"mu": 0.2}}}
+
+
+@pytest.mark.parametrize("text", ["local.lr", "=3", "  =3", ""])
+def test_what_is_no_assignment(text: str) -> None:
+    with pytest.raises(SettingsError, match="key=value"):
+        parse_assignment(text)
+
+
+def test_assignments_reach_the_settings() -> None:
+    texts = ["algorithm.variant=authors", "data.partition=iid", "data.offline=true", "model.options.hidden=[8, 4]"]
+    settings = Settings.preset("digits-c2", *map(parse_assignment, texts))
+    assert settings.algorithm.variant == "authors"
+    assert settings.data.partition == parse_partition("iid")
+    assert settings.data.offline is True
+    assert settings.model.options == {"hidden": [8, 4]}

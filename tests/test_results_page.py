@@ -1,0 +1,54 @@
+"""The committed results page is what the committed results say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedfa.errors import RunError
+from fedfa.report.results_page import read_results, refresh_page, results_table
+from fedfa.studies.settings import Settings, read_toml
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_docs_results_is_up_to_date() -> None:
+    page = ROOT / "docs" / "results.md"
+    assert refresh_page(page, ROOT / "results") == page.read_text(encoding="utf-8"), (
+        "run: fedfa results --page docs/results.md"
+    )
+
+
+def test_committed_results_carry_all_that_is_needed_to_repeat_them() -> None:
+    rows = read_results(ROOT / "results")
+    assert rows
+    for row in rows:
+        settings = Settings.resolve(read_toml(row.folder / "config.toml"))
+        assert settings.seed == row.summary["seeds"]["training"]
+        assert settings.algorithm.recipe == row.summary["algorithm"]
+        assert len(row.summary["commit"]) == 40, "a result comes from a clean commit"
+        records = [json.loads(line) for line in (row.folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+        assert [record["round"] for record in records] == list(range(1, settings.rounds + 1))
+        assert records[-1]["accuracy"] == row.summary["final_accuracy"]
+
+
+def test_a_page_without_marks_is_refused(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("nothing here", encoding="utf-8")
+    with pytest.raises(RunError, match="marks"):
+        refresh_page(page, tmp_path)
+
+
+def test_the_papers_number_stands_only_beside_runs_like_the_papers(tmp_path: Path) -> None:
+    summary = {
+        "algorithm": "fedfa", "variant": "authors", "rounds": 200, "seeds": {"training": 1}, "commit": "a" * 40,
+        "final_accuracy": 0.5, "best_accuracy": 0.6, "last10_accuracy": 0.55,
+    }  # fmt: skip
+    for name, rounds in (("long", 200), ("short", 50)):
+        folder = tmp_path / "fmnist-c2" / name
+        folder.mkdir(parents=True)
+        (folder / "summary.json").write_text(json.dumps({**summary, "rounds": rounds}), encoding="utf-8")
+    table = results_table(tmp_path)
+    assert table.count("84.08 (1.22)") == 1
