@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Any, get_args
 
@@ -32,7 +33,9 @@ def validation_message(error: ValidationError, model: type[BaseModel], prefix: s
         elif problem["type"] == "missing":
             lines.append(f"{key} is missing")
         else:
-            lines.append(f"{key} = {problem['input']!r}: {problem['msg']}")
+            allowed = re.findall(r"'([^']*)'", problem.get("ctx", {}).get("expected", ""))
+            meant = nearest(str(problem["input"]), allowed)
+            lines.append(f"{key} = {problem['input']!r}: {problem['msg'].removeprefix('Value error, ')}{meant}")
     return "\n".join(lines)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -60,7 +59,7 @@ def test_the_order_of_the_clients_does_not_matter(algorithm: dict[str, Any]) -> 
     """Beyond the rounding of sums in double precision."""
     results = [
         play(Runner(toy_settings(algorithm), toy_samples(1), toy_weights(1)), order=order)
-        for order in permutations(range(3))
+        for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0))
     ]
     for result in results[1:]:
         assert_close(result, results[0], rtol=1e-12, atol=1e-14)

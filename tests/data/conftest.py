@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from data_files import write_mnist
 
+from fedfa.data import DataSet
 from fedfa.data.decoded import digests
 from fedfa.data.known import Edition
 from fedfa.data.sets import KNOWN
@@ -18,10 +19,10 @@ def tiny_fashion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_mnist(folder)
     known = KNOWN["fashion-mnist"]
 
-    def no_parts(name: str) -> None:
+    def no_parts(name: str) -> DataSet:
         raise AssertionError(name)
 
-    sums = digests(known.read(folder, no_parts))  # type: ignore[arg-type]
+    sums = digests(known.read(folder, no_parts))
     tiny = replace(known, editions=(Edition("tiny", 40, 20, (4,) * 10, sums),), providers=())
-    monkeypatch.setitem(KNOWN, "fashion-mnist", tiny)  # type: ignore[misc]
+    monkeypatch.setitem(KNOWN, "fashion-mnist", tiny)
     return folder

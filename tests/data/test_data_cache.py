@@ -88,7 +88,7 @@ def test_nothing_is_left_when_storing_fails(
     def full(*args: object, **kwargs: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache.np, "save", full)
+    monkeypatch.setattr(np, "save", full)
     with pytest.raises(OSError, match="No space"):
         load("fashion-mnist", source=tiny_fashion, data_dir=tmp_path / "cache")
     assert not cache.is_cached(tmp_path / "cache", "fashion-mnist")

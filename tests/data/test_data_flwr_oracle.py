@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,23 @@ import torch
 
 from fedfa.data import Dirichlet, Samples, Shards, partition
 
-partitioner = pytest.importorskip("flwr_datasets.partitioner", reason="flwr-datasets is not installed (development only)")
+partitioner = pytest.importorskip(
+    "flwr_datasets.partitioner", reason="flwr-datasets is not installed (development only)"
+)
 datasets = pytest.importorskip("datasets", reason="datasets is not installed (development only)")
 stats = pytest.importorskip("scipy.stats")
 
 pytestmark = pytest.mark.slow  # the oracle splits a few times a second
 CLASSES, CLIENTS, DRAWS = 5, 8, 60
 LABELS = np.random.default_rng(3).permutation(np.repeat(np.arange(CLASSES), 400))
+
+
+Statistic = Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]
+
+
+def agree(mine: np.ndarray[Any, Any], other: np.ndarray[Any, Any], statistics: list[Statistic]) -> None:
+    for statistic in statistics:
+        assert stats.ks_2samp(statistic(mine), statistic(other)).pvalue > 1e-3
 
 
 def ours(spec: Dirichlet | Shards, seed: int) -> np.ndarray[Any, Any]:
@@ -26,9 +37,7 @@ def ours(spec: Dirichlet | Shards, seed: int) -> np.ndarray[Any, Any]:
 
 def theirs(made: Any) -> np.ndarray[Any, Any]:
     made.dataset = datasets.Dataset.from_dict({"label": LABELS.tolist()})
-    return np.stack(
-        [np.bincount(made.load_partition(client)["label"], minlength=CLASSES) for client in range(CLIENTS)]
-    )
+    return np.stack([np.bincount(made.load_partition(client)["label"], minlength=CLASSES) for client in range(CLIENTS)])
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.5, 5.0])
@@ -49,13 +58,13 @@ def test_dirichlet_agrees_in_distribution(alpha: float) -> None:
             for seed in range(DRAWS)
         ]
     )
-    for statistic in (
+    checks: list[Statistic] = [
         lambda counts: counts[:, :, 0].max(axis=1),  # largest share of a class, independent over draws
         lambda counts: counts.sum(axis=2).max(axis=1),  # size of the largest client
         lambda counts: counts.sum(axis=2).min(axis=1),
         lambda counts: (counts[:, 0] > 4).sum(axis=1),  # classes that one client holds more than a trace of
-    ):
-        assert stats.ks_2samp(statistic(mine), statistic(other)).pvalue > 1e-3
+    ]
+    agree(mine, other, checks)
 
 
 @pytest.mark.parametrize("per_client", [1, 2, 5])
@@ -73,9 +82,9 @@ def test_shards_agree_in_distribution(per_client: int) -> None:
     )
     assert np.array_equal(np.unique(mine.sum(axis=2)), np.unique(other.sum(axis=2)))  # equal sizes, the same ones
     assert np.array_equal(mine.sum(axis=1), other.sum(axis=1))  # both exhaustive
-    for statistic in (
+    checks: list[Statistic] = [
         lambda counts: (counts > 0).sum(axis=2).mean(axis=1),  # classes per client
         lambda counts: (counts[:, 0] > 0).sum(axis=1),
         lambda counts: counts.max(axis=2).mean(axis=1),
-    ):
-        assert stats.ks_2samp(statistic(mine), statistic(other)).pvalue > 1e-3
+    ]
+    agree(mine, other, checks)

@@ -14,7 +14,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from data_files import write_mnist
@@ -106,10 +106,14 @@ def test_providers_are_tried_in_order_and_failures_reported(
     from fedfa.data.known import Unavailable
 
     class Provider:
-        kind = "fake"
+        kind: ClassVar[str] = "fake"
 
         def __init__(self, label: str, works: bool) -> None:
-            self.label, self.works = label, works
+            self._label, self.works = label, works
+
+        @property
+        def label(self) -> str:
+            return self._label
 
         def obtain(self, known: Any, workspace: Path, parts: Any, progress: Any) -> Any:
             if not self.works:
@@ -117,9 +121,11 @@ def test_providers_are_tried_in_order_and_failures_reported(
             return known.read(tiny_fashion, parts)
 
     known = KNOWN["fashion-mnist"]
-    monkeypatch.setitem(KNOWN, "fashion-mnist", replace(known, providers=(Provider("one", False), Provider("two", True))))  # type: ignore[misc]
+    monkeypatch.setitem(
+        KNOWN, "fashion-mnist", replace(known, providers=(Provider("one", False), Provider("two", True)))
+    )
     assert load("fashion-mnist", data_dir=tmp_path / "a").manifest["source"] == "two"
-    monkeypatch.setitem(KNOWN, "fashion-mnist", replace(known, providers=(Provider("one", False),)))  # type: ignore[misc]
+    monkeypatch.setitem(KNOWN, "fashion-mnist", replace(known, providers=(Provider("one", False),)))
     with pytest.raises(DataError) as caught:
         load("fashion-mnist", data_dir=tmp_path / "b")
     message = str(caught.value)
@@ -136,7 +142,7 @@ def test_offline_makes_no_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(socket, "getaddrinfo", forbidden)
     monkeypatch.setattr(subprocess, "run", forbidden)
     monkeypatch.setattr(subprocess, "Popen", forbidden)
-    monkeypatch.setitem(sys.modules, "datasets", None)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "datasets", None)
     load("digits", data_dir=tmp_path, offline=True)
     for name in known_names():
         if KNOWN[name].make is None:
@@ -147,7 +153,7 @@ def test_offline_makes_no_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_wrong_name_or_folder_is_explained(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="neither a known data set nor a path.*fashion-mnist"):
+    with pytest.raises(DataError, match=r"neither a known data set nor a path.*fashion-mnist"):
         load("fashion_mnist_typo", data_dir=tmp_path)
     with pytest.raises(DataError, match="no such folder"):
         load("usps", source=tmp_path / "nowhere", data_dir=tmp_path)
@@ -158,7 +164,7 @@ def test_a_wrong_name_or_folder_is_explained(tmp_path: Path) -> None:
 def leave_the_network() -> bool:
     """Move this process into an empty network namespace, where there is not even a loopback."""
     new_network_namespace = 0x40000000
-    return sys.platform == "linux" and ctypes.CDLL(None).unshare(new_network_namespace) == 0
+    return sys.platform == "linux" and bool(ctypes.CDLL(None).unshare(new_network_namespace) == 0)
 
 
 def load_without_network(directory: Path, results: Any) -> None:

@@ -74,7 +74,11 @@ def test_any_split_is_disjoint_exhaustive_and_seeded(
     try:
         split = partition(data, spec, clients, num_classes, seed)
     except DataError as error:
-        assert "use" in str(error) or "only" in str(error)  # says what to do
+        said = str(error)
+    else:
+        said = ""
+    if said:
+        assert "use" in said or "only" in said  # says what to do
         return
     check_disjoint(split, len(labels), clients)
     again = partition(data, spec, clients, num_classes, seed)
@@ -92,9 +96,7 @@ def test_any_split_is_disjoint_exhaustive_and_seeded(
         assert split.sizes.max() - split.sizes.min() <= spec.classes_per_client
 
 
-@given(
-    st.integers(1, 12), st.integers(1, 12), st.integers(1, 60), st.none() | st.integers(1, 5), st.integers(0, 999)
-)
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 60), st.none() | st.integers(1, 5), st.integers(0, 999))
 def test_classes_gives_exactly_k_distinct_classes(
     num_classes: int, per_client: int, clients: int, each: int | None, seed: int
 ) -> None:
@@ -123,9 +125,7 @@ def test_classes_are_dealt_in_many_combinations() -> None:
 
 
 @given(st.integers(1, 20), st.integers(1, 6), st.integers(2, 10), st.integers(0, 999))
-def test_shards_of_balanced_classes_hold_at_most_k_classes(
-    clients: int, per_client: int, size: int, seed: int
-) -> None:
+def test_shards_of_balanced_classes_hold_at_most_k_classes(clients: int, per_client: int, size: int, seed: int) -> None:
     """When a class is a whole number of shards, no shard straddles two classes."""
     num_classes = per_client * clients
     labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(num_classes), size))
@@ -193,7 +193,7 @@ def test_top_up_takes_from_the_largest() -> None:
 def test_redraw_ends_with_advice() -> None:
     labels = np.zeros(100, dtype=np.int64)
     spec = Dirichlet(alpha=0.001, min_size=10, short="redraw", redraws=5)
-    with pytest.raises(DataError, match="5 draws.*larger alpha"):
+    with pytest.raises(DataError, match=r"5 draws.*larger alpha"):
         partition(samples_of(labels), spec, 10, 1, 1)
 
 
@@ -221,7 +221,7 @@ def test_domains_keep_to_themselves(domains: int, per_domain: int, inner: str) -
     count = domains * 120
     of = np.random.default_rng(1).permutation(np.arange(count) % domains)
     labels = np.arange(count) % 4
-    spec = Domains(inner=parse_partition(inner))  # type: ignore[arg-type]
+    spec = Domains(inner=parse_partition(inner))
     split = partition(samples_of(labels, domains=of), spec, domains * per_domain, 4, 5)
     check_disjoint(split, count, domains * per_domain)
     if inner != "classes:2" or per_domain > 1:  # one client of two classes leaves the other two to nobody
@@ -247,7 +247,7 @@ def test_natural_never_splits_a_writer(writers: list[int], clients: int, seed: i
     split = partition(data, Natural(), clients, 1, seed)
     check_disjoint(split, len(writers), clients)
     assert len(split.order) == len(writers)
-    owner = {}
+    owner: dict[int, int] = {}
     for client in range(clients):
         for position in split.client(client):
             assert owner.setdefault(writers[position], client) == client
@@ -285,9 +285,9 @@ def test_wrong_texts_are_named(text: str) -> None:
 def test_a_hundred_thousand_clients_in_seconds() -> None:
     labels = np.arange(60_000) % 10
     data = samples_of(labels)
-    began = time.perf_counter()
+    began = time.process_time()
     split = partition(data, Dirichlet(alpha=0.1, min_size=0), 100_000, 10, 1)
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
     check = np.sort(split.order)
     assert np.array_equal(check, np.arange(60_000))
 
@@ -295,6 +295,6 @@ def test_a_hundred_thousand_clients_in_seconds() -> None:
 def test_a_million_clients_in_seconds() -> None:
     data = samples_of(np.arange(1_200_000) % 10)
     for text in ("iid", "dirichlet:0.5"):
-        began = time.perf_counter()
+        began = time.process_time()
         assert len(partition(data, parse_partition(text), 1_000_000, 10, 1)) == 1_000_000
-        assert time.perf_counter() - began < 10, text
+        assert time.process_time() - began < 10, text

@@ -25,7 +25,7 @@ from fedfa.errors import DataError
 
 
 def provide(monkeypatch: pytest.MonkeyPatch, *providers: Any) -> None:
-    monkeypatch.setitem(KNOWN, "fashion-mnist", replace(KNOWN["fashion-mnist"], providers=providers))  # type: ignore[misc]
+    monkeypatch.setitem(KNOWN, "fashion-mnist", replace(KNOWN["fashion-mnist"], providers=providers))
 
 
 def script(folder: Path, name: str, text: str) -> None:
@@ -150,12 +150,12 @@ def test_the_hub_is_used_if_its_package_is_there(
             "label": part.labels.tolist(),
         }
 
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     provide(monkeypatch, HubDataset("someone/fashion"))
     assert load("fashion-mnist", data_dir=tmp_path / "second").fingerprint == source.fingerprint
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace())  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace())
     with pytest.raises(DataError, match="Hugging Face data set someone/fashion: AttributeError"):
         load("fashion-mnist", data_dir=tmp_path / "third")
-    monkeypatch.setitem(sys.modules, "datasets", None)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(DataError, match="`datasets` is not installed"):
         load("fashion-mnist", data_dir=tmp_path / "third")

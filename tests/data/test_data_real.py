@@ -94,7 +94,7 @@ def test_mixed_digits(tmp_path: Path) -> None:
     federation = Federation.split(dataset, parse_partition("domains/shards:2"), 100, 1)
     for number in range(0, 100, 7):
         held = dataset.train.domains[federation.client(number).positions]
-        assert held.unique().tolist() == [number // 20]
+        assert set(held.tolist()) == {number // 20}
     writers = load("mnist-writers", source=real_files(), data_dir=tmp_path)
     assert writers.manifest["edition"] == "complete"
     assert len(Federation.split(writers, parse_partition("natural"), None, 1)) == 539

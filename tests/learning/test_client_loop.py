@@ -282,7 +282,7 @@ def test_an_error_in_a_hook_names_client_round_and_stage(hook: str, stage: str) 
 
 def test_an_error_of_fedfa_itself_is_passed_on_as_it_is() -> None:
     bench = Bench([Broken("begin", SettingsError("choose something else"))])
-    with pytest.raises(SettingsError, match="^choose something else$"):
+    with pytest.raises(SettingsError, match=r"^choose something else$"):
         bench.trainer.train(bench.plan(), 0, toy_data(10), {})
 
 
@@ -408,7 +408,9 @@ def test_weights_that_the_author_of_a_network_froze_stay_frozen() -> None:
 
 def test_batch_norm_with_a_batch_of_one_sample_is_a_clear_error() -> None:
     bench = Bench(network=toy_network(nn.BatchNorm1d(5)))
-    with pytest.raises(ClientError, match=r"client 5, round 1, local training \(epoch 1, batch 3\): .*more than 1 value"):
+    with pytest.raises(
+        ClientError, match=r"client 5, round 1, local training \(epoch 1, batch 3\): .*more than 1 value"
+    ):
         bench.trainer.train(bench.plan(), 5, toy_data(9), {})
 
 

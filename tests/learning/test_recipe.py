@@ -136,7 +136,6 @@ def test_parts_that_disagree_on_a_role_are_refused() -> None:
         Recipe([Averaging(), Private(), Fixed()]).roles(task())
 
 
-@pytest.mark.xfail(strict=True, reason="a role for a tensor that the model does not have is taken without a word")
 def test_a_role_for_an_unknown_tensor_is_refused() -> None:
     class Misspelt(Part[NoOptions]):
         name = "misspelt"
@@ -148,7 +147,6 @@ def test_a_role_for_an_unknown_tensor_is_refused() -> None:
         Recipe([Averaging(), Misspelt()]).roles(task())
 
 
-@pytest.mark.xfail(strict=True, reason="'model' is where the frame keeps its own tensors, yet a part may take the name")
 def test_a_part_cannot_take_the_name_of_the_model() -> None:
     class Model(Part[NoOptions]):
         name = "model"

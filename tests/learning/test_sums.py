@@ -121,7 +121,6 @@ def test_flat_sums_have_readable_names() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.xfail(strict=True, reason="unflatten_sums takes every name that contains '#weight' for a weight")
 def test_flat_sums_with_an_odd_tensor_name_come_back() -> None:
     sums = {"a/b": WeightedSum.of({"x#weight": torch.ones(2)}, 1)}
     assert unflatten_sums(flatten_sums(sums))["a/b"].tensors.keys() == {"x#weight"}

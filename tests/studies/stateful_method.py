@@ -38,6 +38,8 @@ class Habit(Part[NoOptions]):
         state = server.state[self.name]
         state["pull"] = server.total.mean("habit/pull")["pull"].float()
         for name, update in server.update.items():
+            if "running" in name or "num_batches" in name:  # statistics must not overshoot: variances stay positive
+                continue
             velocity = 0.5 * state.get(f"velocity.{name}", torch.zeros_like(update)) + update
             state[f"velocity.{name}"] = velocity
             weights = server.model[name].float().norm().double()  # the sum's order is the memory's order

@@ -59,8 +59,7 @@ def assert_same_run(a: Path, b: Path) -> None:
     assert (a / "config.toml").read_text() == (b / "config.toml").read_text()
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in (a, b)]
     for summary in summaries:
-        assert summary.pop("seconds") >= 0
-        assert summary.pop("commit", None) is not False
+        del summary["seconds"], summary["commit"]  # the source may have been edited between two runs
     assert summaries[0] == summaries[1]
     for folder in (a, b):
         assert {file.name for file in folder.iterdir()} <= FILES, "something was left behind"

@@ -81,27 +81,27 @@ def test_an_error_while_writing_leaves_the_old_content(tmp_path: Path) -> None:
 
 def _write_for_ever(path: Path, written: Event) -> None:
     for number in itertools.count():
-        write_atomically(path, bytes([number % 256]) * 3_000_000)
+        write_atomically(path, bytes([number % 256]) * 2_000_000)
         written.set()
 
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
 def test_a_writer_that_is_killed_never_leaves_a_partial_file(tmp_path: Path) -> None:
-    """Twenty real kills while three megabytes at a time are being written: always one whole version."""
+    """Twelve real kills while two megabytes at a time are being written: always one whole version."""
     file = tmp_path / "big"
     context = multiprocessing.get_context("fork")  # a fresh interpreter per kill would take its time
     leftovers = 0
-    for number in range(20):
+    for number in range(12):
         written = context.Event()
         writer = context.Process(target=_write_for_ever, args=(file, written))
         writer.start()
         assert written.wait(30)
-        time.sleep(0.0013 * number)
+        time.sleep(0.0009 * number)
         writer.kill()
         writer.join()
         assert writer.exitcode == -signal.SIGKILL
         content = file.read_bytes()
-        assert len(content) == 3_000_000
+        assert len(content) == 2_000_000
         assert len(set(content)) == 1
         leftovers += sum(beside != file for beside in tmp_path.iterdir())
     assert leftovers > 0, "no kill fell into the writing: the test shows nothing"

@@ -23,8 +23,9 @@ from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import Field
-from safetensors import safe_open
+from pydantic import Field, field_validator
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
@@ -33,6 +34,9 @@ from fedfa.errors import RecipeError
 from fedfa.learning.part import Batch, ClientContext, Options, Part, ServerStep, Task
 from fedfa.learning.sums import WeightedSum
 from fedfa.learning.tensors import Tensors
+from fedfa.messages import nearest
+
+INITIALISATIONS = ("orthogonal", "random", "etf", "fedavg")
 
 
 class AnchorsOptions(Options):
@@ -61,6 +65,14 @@ class AnchorsOptions(Options):
     """``orthogonal`` (rows of the identity), ``random``, ``etf``, ``fedavg`` (first round without anchors), or the path
     of a file that holds anchors, e.g. the ``server.safetensors`` of a finished run (the paper's "ideal")."""
 
+    @field_validator("init")
+    @classmethod
+    def _known_or_file(cls, init: str) -> str:
+        if init not in INITIALISATIONS and not Path(init).suffix:
+            known = ", ".join(INITIALISATIONS)
+            raise ValueError(f"not one of {known}{nearest(init, INITIALISATIONS)}, nor the path of a file")
+        return init
+
 
 class CalibrationOptions(Options):
     """Options of the classifier calibration."""
@@ -83,7 +95,8 @@ class Anchors(Part[AnchorsOptions]):
 
     def init(self, task: Task, rng: np.random.Generator) -> Tensors:
         """The anchors before the first round, ``[C, d]``."""
-        return {"anchors": initial_anchors(self.options.init, task.num_classes, task.feature_dim, rng)}
+        anchors = initial_anchors(self.options.init, task.num_classes, task.feature_dim, rng)
+        return {"anchors": anchors.to(task.model.head.weight.dtype)}
 
     def broadcast(self, state: Tensors, round: int) -> Tensors:
         """The anchors; in the round that only gathers them, marked as not to be used."""
@@ -95,7 +108,7 @@ class Anchors(Part[AnchorsOptions]):
         """m^(0), or the received anchors."""
         anchors = ctx.received[self.name]["anchors"]
         start = anchors if self.options.start == "received" else torch.zeros_like(anchors)
-        ctx.scratch[self.name] = {"average": start, "previous": start, "sum": 0.0, "count": 0.0}
+        ctx.scratch[self.name] = {"average": start, "previous": start, **_nothing_yet(anchors)}
 
     def loss(self, ctx: ClientContext, batch: Batch, loss: Tensor) -> Tensor:
         """Supervised loss + μ · anchor loss (eq. 4)."""
@@ -133,7 +146,9 @@ class Anchors(Part[AnchorsOptions]):
             epoch_mean = torch.where(mine["count"] > 0, mine["sum"] / mine["count"].clamp(min=1), mine["previous"])
         before = mine["previous"] if self.options.average == "two-epochs" else mine["average"]
         mine["average"] = momentum * before + (1 - momentum) * epoch_mean
-        mine.update(previous=epoch_mean, sum=0.0, count=0.0)
+        if anchors_in_use(ctx) is None:  # there is nothing to remember yet: the features of the last epoch
+            mine["average"] = epoch_mean
+        mine.update(previous=epoch_mean, **_nothing_yet(epoch_mean))
 
     def contribute(self, ctx: ClientContext) -> Mapping[str, WeightedSum]:
         """The client's class features ā, and their weight."""
@@ -143,11 +158,12 @@ class Anchors(Part[AnchorsOptions]):
         absent = received if self.options.absent == "keep" else torch.zeros_like(received)
         counts = ctx.label_counts.unsqueeze(-1)
         average = torch.where(counts > 0, ctx.scratch[self.name]["average"], absent)
-        weight: float | Tensor = float(ctx.size) if self.options.weights == "size" else counts.to(average.dtype)
+        by_size = self.options.weights == "size" and anchors_in_use(ctx) is not None
+        weight: float | Tensor = float(ctx.size) if by_size else counts.to(average.dtype)
         return {"anchors": WeightedSum.of({"anchors": average}, weight)}
 
     def step(self, server: ServerStep) -> None:
-        """The next anchors: the weighted mean over the cohort; a class nobody spoke for keeps its anchor."""
+        """The next anchors: the weighted mean over the cohort; a class without any weight keeps its anchor."""
         group = f"{self.name}/anchors"
         if group not in server.total:
             return
@@ -204,6 +220,11 @@ class Calibration(Part[CalibrationOptions]):
         mine["steps"] += 1
         for parameter, gradient, (first, second) in zip(parameters, gradients, mine["moments"], strict=True):
             adam_step(parameter, gradient, first, second, mine["steps"], self.options.lr or 0.001)
+
+
+def _nothing_yet(anchors: Tensor) -> Tensors:
+    """Empty class sums and counts for a new epoch."""
+    return {"sum": torch.zeros_like(anchors), "count": torch.zeros_like(anchors[..., :1])}
 
 
 def anchors_in_use(ctx: ClientContext) -> Tensor | None:
@@ -269,13 +290,15 @@ def initial_anchors(init: str, classes: int, dim: int, rng: np.random.Generator)
 def _anchors_from_file(path: Path, classes: int, dim: int) -> Tensor:
     if not path.is_file():
         raise RecipeError(
-            f'algorithm.anchors.init = "{path}" is neither a file nor one of orthogonal, random, etf, fedavg'
+            f'algorithm.anchors.init = "{path}" is neither a file nor one of {", ".join(INITIALISATIONS)}'
         )
-    with safe_open(str(path), framework="pt") as file:
-        name = next((n for n in ("anchors/anchors", "anchors") if n in file.keys()), None)  # noqa: SIM118
-        if name is None:
-            raise RecipeError(f"{path} holds no anchors; give the server.safetensors of a finished FedFA run")
-        anchors: Tensor = file.get_tensor(name)
+    try:
+        tensors = load_file(path)
+    except SafetensorError as error:
+        raise RecipeError(f"{path} is not a safetensors file ({error}); give the server.safetensors of a run") from None
+    anchors = tensors.get("anchors/anchors", tensors.get("anchors"))
+    if anchors is None:
+        raise RecipeError(f"{path} holds no anchors; give the server.safetensors of a finished FedFA run")
     if anchors.shape != (classes, dim):
         raise RecipeError(f"{path} holds anchors of shape {tuple(anchors.shape)}, this task needs {(classes, dim)}")
     return anchors.float()

@@ -126,7 +126,8 @@ def _from_file(path: Path) -> Method:
     except Exception as error:
         del sys.modules[module.__name__]
         raise RecipeError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
-    found = [value for value in vars(module).values() if isinstance(value, Method)]
+    imported = list(_METHODS.values())
+    found = [value for value in vars(module).values() if isinstance(value, Method) and value not in imported]
     if not found:
         parts = tuple(
             value

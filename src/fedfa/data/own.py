@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,10 @@ def dataset_from(
         (80, 20, (4,))
     """
     given, given_test, names = _read(train)
+    _check_lengths(given)
     if test is not None:
         given_test, _, test_names = _read(test)
+        _check_lengths(given_test)
         if names != test_names:
             raise DataError(f"training and test part have different classes: {_short(names)} and {_short(test_names)}")
     if given_test is None:
@@ -88,12 +91,12 @@ def from_path(path: str, directory: Path) -> DataSet:
         if cache.is_cached(directory, key):
             stored = cache.open_cached(directory, key)
             if stored.manifest.get("signature") == signature:
-                return stored
+                return replace(stored, name=source.stem)
         made = dataset_from(source, name=source.stem)
         decoded = Decoded(_arrays_of(made.train), _arrays_of(made.test))
         manifest = {**made.manifest, "title": source.stem, "terms": "the user's own", "signature": signature}
         cache.write(decoded, key, directory, manifest, replace=True)
-    return cache.open_cached(directory, key)
+    return replace(cache.open_cached(directory, key), name=source.stem)
 
 
 def _read(source: Any) -> tuple[Arrays, Arrays | None, tuple[str, ...] | None]:
@@ -192,6 +195,12 @@ def _set_aside(given: Arrays, fraction: float, seed: int) -> tuple[Arrays, Array
         for part in (~is_test, is_test)
     )
     return train, test
+
+
+def _check_lengths(given: Arrays) -> None:
+    for array, values in given.named():
+        if len(values) != len(given.inputs):
+            raise DataError(f"there are {len(given.inputs):,} inputs, but {len(values):,} {array}")
 
 
 def _in_memory(decoded: Decoded, name: str, classes: tuple[str, ...]) -> DataSet:

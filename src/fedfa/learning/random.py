@@ -26,9 +26,9 @@ def stream(seed: int, purpose: str, *ids: int) -> np.random.Generator:
 
     Example:
         >>> stream(1, "shuffle", 3, 17).permutation(4).tolist()
-        [3, 0, 2, 1]
+        [0, 2, 1, 3]
         >>> stream(1, "shuffle", 3, 17).permutation(4).tolist()
-        [3, 0, 2, 1]
+        [0, 2, 1, 3]
     """
     key = hashlib.blake2b(repr((int(seed), purpose, tuple(int(i) for i in ids))).encode(), digest_size=16).digest()
     return np.random.Generator(np.random.PCG64(int.from_bytes(key, "little")))

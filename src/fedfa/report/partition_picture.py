@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from fedfa.data.federation import Federation
-    from fedfa.data.partitions.partition import IntArray
+    from fedfa.data.partitions.assignment import IntArray
 
 #: More clients than this are drawn as a heat map, because bubbles would overlap.
 _MOST_BUBBLES = 40

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fedfa.algorithms.registry import build_recipe, methods_of, validate_options
 from fedfa.data import PartitionSpec, parse_partition
-from fedfa.errors import SettingsError
+from fedfa.errors import DataError, SettingsError
 from fedfa.learning.cohort import Selection
 from fedfa.learning.device import DeviceName
 from fedfa.learning.part import LocalTraining
@@ -52,7 +52,10 @@ class DataSettings(Section):
     def _short_partition(cls, values: Any) -> Any:
         """Let ``partition = "shards:2"`` stand for the table."""
         if isinstance(values, dict) and isinstance(values.get("partition"), str):
-            return {**values, "partition": parse_partition(values["partition"])}
+            try:
+                return {**values, "partition": parse_partition(values["partition"])}
+            except DataError as error:
+                raise SettingsError(f"data.partition: {error}") from None
         return values
 
 
@@ -220,6 +223,8 @@ def absolute_files(recipe: str) -> str:
 def variant_settings(recipe: str, variant: object) -> tuple[str | None, dict[str, Any]]:
     """The variant that applies to a recipe, and the settings it implies."""
     chosen = methods_of(recipe)
+    if len(chosen) > 1:  # fedavg is the base of all others; what a variant says of it alone is not meant for them
+        chosen = [method for method in chosen if method.name != "fedavg"]
     if variant is None:
         variant = next((method.default_variant for method in chosen if method.default_variant), None)
         if variant is None:

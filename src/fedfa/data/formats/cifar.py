@@ -90,7 +90,7 @@ def _encode(text: str, encoding: str) -> bytes:
 class _ArraysOnly(pickle.Unpickler):
     """An unpickler that cannot call anything except what builds a numpy array."""
 
-    _allowed: dict[tuple[str, str], Callable[..., Any]] = {  # noqa: RUF012 - read only
+    _allowed: dict[tuple[str, str], Callable[..., Any]] = {
         (module, name): thing
         for module in ("numpy", "numpy.core.multiarray", "numpy._core.multiarray")
         for name, thing in (("ndarray", np.ndarray), ("dtype", np.dtype), ("_reconstruct", _reconstruct))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedfa.data.partitions import groups, labels
-from fedfa.data.partitions.partition import IntArray, Partition
+from fedfa.data.partitions.assignment import IntArray, Partition
 from fedfa.data.partitions.specs import (
     AnyPartition,
     Classes,

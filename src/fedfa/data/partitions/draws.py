@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fedfa.data.partitions.partition import IntArray, Partition
+from fedfa.data.partitions.assignment import IntArray, Partition
 
 
 def dirichlet_proportions(alpha: float, size: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:

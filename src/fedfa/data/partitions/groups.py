@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedfa.data.partitions.partition import IntArray, Partition
+from fedfa.data.partitions.assignment import IntArray, Partition
 from fedfa.errors import DataError
 
 

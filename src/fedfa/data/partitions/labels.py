@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedfa.data.partitions.assignment import IntArray, Partition
 from fedfa.data.partitions.draws import cut, dirichlet_proportions, top_up
-from fedfa.data.partitions.partition import IntArray, Partition
 from fedfa.data.partitions.specs import Classes, Dirichlet, Quantity, Shards
 from fedfa.errors import DataError
 

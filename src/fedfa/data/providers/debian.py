@@ -36,9 +36,9 @@ class DebianPackage:
         try:
             run("apt-get", *_QUIET, "download", self.package, folder=workspace, seconds=600)
         except Unavailable as first:
-            if "Unable to locate package" not in str(first) and "no installation candidate" not in str(first):
+            if not any(words in str(first) for words in _NO_LISTS):
                 raise
-            # The machine has no package lists (as in a fresh container): make private ones, which needs no root.
+            # The machine has no package lists (a fresh container) or old ones: make private ones, which needs no root.
             private = _private_state(workspace)
             run("apt-get", *_QUIET, *private, "update", folder=workspace, seconds=300)
             run("apt-get", *_QUIET, *private, "download", self.package, folder=workspace, seconds=600)
@@ -50,6 +50,8 @@ class DebianPackage:
         return known.read(workspace / "unpacked" / self.inside, parts)
 
 
+#: What apt says when its lists are missing or name a version that is gone.
+_NO_LISTS = ("Unable to locate package", "no installation candidate", "Can't select candidate", "404")
 # As root, apt drops to a user who cannot write into our folder; as anyone else the option changes nothing.
 _QUIET = ("-q", "-o", "Acquire::Retries=0", "-o", "APT::Sandbox::User=root", "-o", "Acquire::http::Timeout=20")
 

@@ -6,6 +6,7 @@ a text renderer can change a pixel.
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ FONTS = (
 )  # fmt: skip
 
 
+@cache
 def digit_masks() -> Mask:
     """Coverage of every digit of every font, ``[fonts, 10, SIDE, SIDE]`` in [0, 1]."""
     folder = Path(needs("matplotlib", "rendering synth-digits", extra="plots").get_data_path()) / "fonts" / "ttf"
@@ -46,8 +48,10 @@ def digit_masks() -> Mask:
     return masks
 
 
-def thickened(masks: Mask, radius: int) -> Mask:
-    """Masks grown by a disc, for outlines around digits."""
+@cache
+def thickened_masks(radius: int) -> Mask:
+    """The same digits grown by a disc, for outlines around them."""
+    masks = digit_masks()
     grown = masks.copy()
     for down in range(-radius, radius + 1):
         for right in range(-radius, radius + 1):

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedfa.data.decoded import Arrays, Decoded
 from fedfa.data.known import Edition, KnownSet, Parts
-from fedfa.data.rendering.glyphs import digit_masks, thickened
+from fedfa.data.rendering.glyphs import digit_masks, thickened_masks
 from fedfa.data.rendering.paint import paint
 from fedfa.data.sets.checksums import CHECKSUMS
 from fedfa.data.sets.mnist import DIGIT_NAMES
@@ -24,8 +24,7 @@ def render(count: int, part: int, seed: int = _SEED) -> Arrays:
         part: 0 for training, 1 for test; parts have streams of their own.
         seed: Of the whole set.
     """
-    masks = digit_masks()
-    grown = thickened(masks, 4)
+    masks, grown = digit_masks(), thickened_masks(4)
     labels = np.arange(count, dtype=np.int64) % 10
     blocks = [
         paint(labels[start : start + _BLOCK], masks, grown, stream(seed, "synth-digits", part, start))
