@@ -13,13 +13,23 @@ import numpy as np
 import pytest
 import torch
 
-from . import transcription as plain
-from .toy import CLASSES, FEATURES, SIZES, Runner, as_array, toy_samples, toy_settings, toy_weights, transcribed_clients
+from tests.algorithms import transcription as plain
+from tests.algorithms.toy import (
+    CLASSES,
+    FEATURES,
+    SIZES,
+    Runner,
+    as_array,
+    toy_samples,
+    toy_settings,
+    toy_weights,
+    transcribed_clients,
+)
 
 SEEDS = (1, 2)
 DEFAULT = plain.FedFA(
-    anchor_loss="mean over samples",
-    calibration="SGD with the local rate",
+    anchor_loss="sum of class means over all classes",
+    calibration="fresh Adam",
     class_mean="exact",
     momentum="running average",
     momentum_starts_from="the received anchors",

@@ -29,9 +29,19 @@ from fedfa.algorithms.fedfa import (
 from fedfa.errors import FedfaError, RecipeError
 from fedfa.learning.part import ClientContext, LocalTraining, ServerStep
 from fedfa.learning.sums import Total
-
-from . import transcription as plain
-from .toy import CLASSES, EPOCHS, FEATURES, SIZES, Runner, as_array, batch_of, client_context, toy_samples, toy_settings
+from tests.algorithms import transcription as plain
+from tests.algorithms.toy import (
+    CLASSES,
+    EPOCHS,
+    FEATURES,
+    SIZES,
+    Runner,
+    as_array,
+    batch_of,
+    client_context,
+    toy_samples,
+    toy_settings,
+)
 
 UNIT = torch.eye(2, dtype=torch.float64)
 
@@ -63,7 +73,7 @@ class TestAnchorLoss:
 
     def test_the_paper_s_weight_is_the_default(self) -> None:
         """2 + 0.1 · 14/3 = 2.4666…"""
-        assert_close(float(self.loss()), 2 + 1.4 / 3)
+        assert_close(float(self.loss(loss="sample")), 2 + 1.4 / 3)
 
     def test_per_class(self) -> None:
         """Class means (4 + 1) / 2 = 2.5 and 9; their sum over both classes is 11.5 / 2 = 5.75; 2 + 0.4 · 5.75 = 4.3."""
@@ -163,7 +173,7 @@ class TestCalibrationGradient:
 class TestCalibrationStep:
     @staticmethod
     def calibrate(context: ClientContext, **options: Any) -> tuple[Tensor, Tensor | None]:
-        part = Calibration(CalibrationOptions(**options))
+        part = Calibration(CalibrationOptions(**{"optimiser": "sgd", **options}))
         part.begin(context)
         part.after_step(context, batch_of(UNIT, [0, 1]))
         bias = context.model.head.bias
@@ -241,7 +251,7 @@ class TestWhenToCalibrate:
         ("when", "times"), [("step", EPOCHS * BATCHES), ("epoch", EPOCHS), ("before", 1), ("after", 1), ("never", 0)]
     )
     def test_number_of_steps(self, when: str, times: int, steps_each: int) -> None:
-        calibration = {"when": when, "steps": steps_each, "lr": 0.3}
+        calibration = {"when": when, "steps": steps_each, "lr": 0.3, "optimiser": "sgd"}
         runner = Runner(toy_settings({"recipe": "fedfa", "calibration": calibration}), toy_samples(1))
         start = {name: as_array(value) for name, value in runner.state.model.items()}
         runner.train(0, LocalTraining(epochs=EPOCHS, batch_size=4, lr=0.0, momentum=0.0, weight_decay=0.0))
@@ -268,7 +278,7 @@ class TestWhenToCalibrate:
 
     @staticmethod
     def runner(when: str) -> Runner:
-        parts = {"anchors": {"mu": 0.0}, "calibration": {"when": when, "lr": 0.3}}
+        parts = {"anchors": {"mu": 0.0}, "calibration": {"when": when, "lr": 0.3, "optimiser": "sgd"}}
         return Runner(toy_settings({"recipe": "fedfa", **parts}), toy_samples(1))
 
     @staticmethod

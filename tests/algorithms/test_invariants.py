@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.testing import assert_close
 
-from .toy import BATCH, CLASSES, Network, Runner, shuffled, toy_samples, toy_settings, toy_weights
-from .transcription import Array, Index
+from tests.algorithms.toy import BATCH, CLASSES, Network, Runner, shuffled, toy_samples, toy_settings, toy_weights
+from tests.algorithms.transcription import Array, Index
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "fedavg": {"recipe": "fedavg"},

@@ -17,8 +17,7 @@ from fedfa.errors import RecipeError, SettingsError
 from fedfa.learning.part import Part
 from fedfa.learning.recipe import Recipe
 from fedfa.studies.settings import Settings
-
-from .toy import Runner, toy_samples, toy_settings
+from tests.algorithms.toy import Runner, toy_samples, toy_settings
 
 
 def part_names(recipe: Recipe) -> list[str]:
@@ -279,6 +278,7 @@ ANCHORS_OF = {
     # variant: loss, class_mean, average, start, absent, weights; calibration optimiser
     "paper": ("sample", "batch", "two-epochs", "zero", "zero", "size", "sgd"),
     "authors": ("class", "batch", "running", "received", "keep", "size", "adam"),
+    "default": ("class", "exact", "running", "received", "keep", "count", "adam"),
 }
 
 

@@ -19,8 +19,7 @@ from fedfa.learning.sums import Total
 from fedfa.learning.tensors import PartTensors, clone
 from fedfa.models.split import SplitModel
 from fedfa.studies.settings import Settings
-
-from .transcription import Array, ClientData, Index, Weights
+from tests.algorithms.transcription import Array, ClientData, Index, Weights
 
 INPUTS, FEATURES, CLASSES = 3, 6, 5
 BATCH, EPOCHS = 4, 3

@@ -4,12 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from data_files import write_mnist
 
 from fedfa.data import DataSet
 from fedfa.data.decoded import digests
 from fedfa.data.known import Edition
 from fedfa.data.sets import KNOWN
+from tests.data.data_files import write_mnist
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from doctest import DocTestFinder, DocTestRunner
 from pathlib import Path
 
 import pytest
-from data_files import ROOT
 
 import fedfa.data
 from fedfa.data import known_names, parse_partition
 from fedfa.data.partitions.specs import _ADAPTER
+from tests.data.data_files import ROOT
 
 TEXT = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data_files import idx_bytes, write_idx, write_mnist
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +24,7 @@ from fedfa.data.formats.idx import parse_idx
 from fedfa.data.formats.pictures import read_mosaic
 from fedfa.data.sets import KNOWN
 from fedfa.errors import DataError
+from tests.data.data_files import idx_bytes, write_idx, write_mnist
 
 Array = np.ndarray[Any, Any]
 

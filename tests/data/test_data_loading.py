@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from data_files import write_mnist
 
 from fedfa.data import cache, known_names, load, loading
 from fedfa.data.sets import KNOWN
 from fedfa.errors import DataError
+from tests.data.data_files import write_mnist
 
 FILES = [
     "train-images-idx3-ubyte.gz",

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_files import real_files
 
 from fedfa.data import Federation, load, parse_partition
 from fedfa.data.sets.checksums import CHECKSUMS
 from fedfa.data.sets.mixed_digits import DOMAINS, PER_CLASS, choose
 from fedfa.data.sets.synth_digits import render
 from fedfa.errors import DataError
+from tests.data.data_files import real_files
 
 
 @pytest.mark.parametrize(

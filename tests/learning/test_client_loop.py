@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from learning_toys import CLASSES, WIDTH, Bench, local, toy_data, toy_network
 from torch import Tensor, nn
 
 from fedfa.errors import ClientError, SettingsError
@@ -13,6 +12,7 @@ from fedfa.learning.part import Batch, ClientContext, NoOptions, Part, Role, Tas
 from fedfa.learning.sums import WeightedSum
 from fedfa.learning.tensors import PartTensors, Tensors, clone
 from fedfa.models.split import SplitModel
+from tests.learning.learning_toys import CLASSES, WIDTH, Bench, local, toy_data, toy_network
 
 
 def update_of(result: ClientResult) -> Tensors:

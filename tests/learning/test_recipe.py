@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from learning_toys import CLASSES, toy_network
 
 from fedfa.algorithms.fedavg import Averaging
 from fedfa.errors import RecipeError
 from fedfa.learning.part import Batch, ClientContext, NoOptions, Part, Role, ServerStep, Task, overridden
 from fedfa.learning.recipe import Recipe
 from fedfa.learning.tensors import Tensors
+from tests.learning.learning_toys import CLASSES, toy_network
 
 
 class Plain(Part[NoOptions]):

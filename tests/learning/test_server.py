@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from learning_toys import Bench, toy_data, toy_network
 from torch import nn
 
 from fedfa.learning.part import NoOptions, Part, Role, ServerStep, Task
 from fedfa.learning.server import ServerState, finish_round
 from fedfa.learning.sums import Total, WeightedSum
 from fedfa.learning.tensors import PartTensors, Tensors, clone
+from tests.learning.learning_toys import Bench, toy_data, toy_network
 
 
 def one_round(bench: Bench, state: ServerState, clients: int = 2) -> ServerState:

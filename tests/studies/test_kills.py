@@ -20,11 +20,11 @@ from typing import Protocol
 
 import pytest
 import torch
-from study_toys import STATEFUL, assert_same_run
 
 from fedfa.cli import main
 from fedfa.studies.files import load_tensors
 from fedfa.studies.folder import RunFolder
+from tests.studies.study_toys import STATEFUL, assert_same_run
 
 pytestmark = pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork and signals")
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from study_toys import STATEFUL, assert_same_run, kept_by_clients, small, timeless
 
 from fedfa.data import DataSet
 from fedfa.errors import RunError
@@ -17,6 +16,7 @@ from fedfa.learning.server import ServerState
 from fedfa.studies.folder import RunFolder
 from fedfa.studies.run import run
 from fedfa.studies.settings import Settings
+from tests.studies.study_toys import STATEFUL, assert_same_run, kept_by_clients, small, timeless
 
 
 class PlugPulledError(Exception):

@@ -44,7 +44,7 @@ class AnchorsOptions(Options):
 
     mu: float = Field(0.1, ge=0)
     """Weight μ of the anchor loss (eq. 4)."""
-    loss: Literal["sample", "class"] = "sample"
+    loss: Literal["sample", "class"] = "class"
     """``sample``: mean over the batch of ‖h − a_y‖² (eq. 3). ``class``: mean per class, summed, divided by all C."""
     update: bool = True
     """Renew the anchors each round; without it nothing about features is sent."""
@@ -79,7 +79,7 @@ class CalibrationOptions(Options):
 
     when: Literal["step", "epoch", "before", "after", "never"] = "step"
     """After each mini-batch (the paper), at the end of each epoch, once before or after local training, or never."""
-    optimiser: Literal["sgd", "adam"] = "sgd"
+    optimiser: Literal["sgd", "adam"] = "adam"
     """``sgd``: a step with the local learning rate. ``adam``: a fresh Adam in each client's round."""
     lr: float | None = Field(None, gt=0)
     """Learning rate; left out, the local one for ``sgd`` and 0.001 for ``adam``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import subprocess
 import time
@@ -159,7 +160,7 @@ class _Rounds:
             self.folder.save_kept(result.client, state.round + 1, result.kept)
             samples += result.sample_steps
             bytes_up += sums_nbytes(result.sums)
-            losses += [] if result.loss is None else [result.loss]
+            losses += [] if result.loss is None or not math.isfinite(result.loss) else [result.loss]
         state = finish_round(lab.recipe, lab.roles, state, total, len(self.sizes))
         seconds = time.perf_counter() - started
         sent = nbytes({n: t for n, t in plan.model.items() if lab.roles[n] is Role.SHARED})
@@ -190,7 +191,7 @@ class _Rounds:
             evaluation = engine.evaluate(state.model)
         return {
             "accuracy": evaluation.accuracy,
-            "loss": evaluation.loss,
+            "loss": evaluation.loss if math.isfinite(evaluation.loss) else None,  # JSON has no infinity
             "class_accuracy": evaluation.class_accuracy,
             "domain_accuracy": evaluation.domain_accuracy,
         }
