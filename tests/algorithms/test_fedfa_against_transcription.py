@@ -34,7 +34,6 @@ DEFAULT = plain.FedFA(
     momentum="running average",
     momentum_starts_from="the received anchors",
     not_held="as received",
-    anchor_weights="samples of the class",
 )
 VARIANTS: dict[str, plain.FedFA] = {"paper": plain.PAPER, "authors": plain.AUTHORS, "default": DEFAULT}
 

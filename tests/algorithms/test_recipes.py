@@ -278,7 +278,7 @@ ANCHORS_OF = {
     # variant: loss, class_mean, average, start, absent, weights; calibration optimiser
     "paper": ("sample", "batch", "two-epochs", "zero", "zero", "size", "sgd"),
     "authors": ("class", "batch", "running", "received", "keep", "size", "adam"),
-    "default": ("class", "exact", "running", "received", "keep", "count", "adam"),
+    "default": ("class", "exact", "running", "received", "keep", "size", "adam"),
 }
 
 

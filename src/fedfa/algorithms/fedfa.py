@@ -59,8 +59,9 @@ class AnchorsOptions(Options):
     """What the average over epochs starts from: zero (m^(0) = 0) or the anchor that was received."""
     absent: Literal["keep", "zero"] = "keep"
     """What a client returns for classes it does not hold: the anchor it received, or zero."""
-    weights: Literal["size", "count"] = "count"
-    """Weights of the server's average: n_i for every class, or the client's samples of that class."""
+    weights: Literal["size", "count"] = "size"
+    """Weights of the server's average: n_i for every class, or the client's samples of that class. With ``size`` and
+    ``absent = "keep"`` the clients that lack a class hold its anchor back, which acts as a momentum of the anchors."""
     init: str = "orthogonal"
     """``orthogonal`` (rows of the identity), ``random``, ``etf``, ``fedavg`` (first round without anchors), or the path
     of a file that holds anchors, e.g. the ``server.safetensors`` of a finished run (the paper's "ideal")."""
