@@ -237,14 +237,16 @@ def test_fifty_kills(tmp_path: Path, data_dir: Path) -> None:
     for number in range(6):
         recipe, every = ("fedavg", "fedfa", STATEFUL)[number % 3], (1, 3)[number // 3]
         kind = Fresh if number in (1, 5) else Forked
-        plan = draw.choices(["start-up", "training", "writing"], [1, 2, 2], k=10)
+        plan = ["start-up"] * 2 + ["training"] * 4 + ["writing"] * 4
+        draw.shuffle(plan)
         (folder := tmp_path / str(number)).mkdir()
         hits = kill_until_done(folder, asked(folder, data_dir, recipe, 60, every), kind, plan, draw)
         print(f"{Path(recipe).stem}, every {every}, {kind.__name__}: {dict(hits)}", flush=True)  # noqa: T201
         together += hits
     print(f"{together.total()} kills, each resumed: {dict(together)}")  # noqa: T201
     assert together.total() >= 50
-    assert min(together["start-up"], together["training"], together["writing"]) >= 5
+    assert together["start-up"] >= 3
+    assert min(together["training"], together["writing"]) >= 10
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedfa.data import DataSet
-from fedfa.errors import RunError
+from fedfa.errors import ClientError, RunError
 from fedfa.learning.server import ServerState
 from fedfa.studies.folder import RunFolder
 from fedfa.studies.run import run
@@ -267,3 +267,13 @@ def test_the_summary_is_written_last(tmp_path: Path, blobs: DataSet) -> None:
     times = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "run").iterdir()}
     assert max(times, key=lambda name: times[name]) == "summary.json"
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 4
+
+
+def test_a_run_that_failed_before_its_first_round_was_saved_does_not_stand_in_the_way(
+    tmp_path: Path, blobs: DataSet
+) -> None:
+    with pytest.raises(ClientError, match="lower local"):
+        run(small(rounds=1, local={"lr": 1e30}), tmp_path / "run", data=blobs)
+    again = run(small(rounds=1), tmp_path / "run", data=blobs)
+    assert len(again.metrics) == 1
+    assert RunFolder(tmp_path / "run").settings() == small(rounds=1)

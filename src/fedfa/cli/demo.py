@@ -18,7 +18,7 @@ from rich.table import Table
 from fedfa.cli.progress import RoundsProgress
 from fedfa.errors import DataError, FedfaError
 
-ROUNDS = {"fashion-mnist": 16, "digits": 30}
+ROUNDS = {"fashion-mnist": 10, "digits": 30}
 METHODS = {"FedAvg": "fedavg", "FedFA": "fedfa"}
 
 
@@ -87,10 +87,12 @@ def _train(console: Console, folders: dict[str, Path], preset: str, rounds: int,
             process.send_signal(signal.SIGTERM)
         for process in processes.values():
             process.wait()
+        console.print("stopped. The same command goes on from here.")
         raise
     for title, process in processes.items():
         if process.returncode != 0:
-            raise FedfaError(f"{title} failed: {logs[title].read_text(encoding='utf-8', errors='replace').strip()}")
+            said = logs[title].read_text(encoding="utf-8", errors="replace").strip()
+            raise FedfaError(f"{title} failed: {said}\nTo begin anew: fedfa demo --fresh")
 
 
 def _watch(processes: dict[str, subprocess.Popen[bytes]], folders: dict[str, Path], watchers: dict[str, Any]) -> None:

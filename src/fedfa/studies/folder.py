@@ -43,18 +43,19 @@ class RunFolder:
 
     # -- opening ----------------------------------------------------------------------------------------------
     def create(self, settings: Settings) -> None:
-        """Begin a new record.
+        """Begin a new record. A run that failed before its first round was saved is written over: nothing is lost.
 
         Raises:
             RunError: There is a run here already, or the folder cannot be written.
         """
-        if (self.path / "config.toml").exists():
-            raise RunError(f"{self.path} holds a run already; go on with it by --resume, or choose another --out")
         try:
             (self.path / "clients").mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"cannot write to {self.path}: {error.strerror}") from None
         self._acquire()
+        if any((self.path / name).exists() for name in ("checkpoint.safetensors", "summary.json")):
+            raise RunError(f"{self.path} holds a run already; go on with it by --resume, or choose another --out")
+        self._cut_metrics(0)
         write_atomically(self.path / "config.toml", settings.to_toml())
 
     def reopen(self) -> ServerState | None:
