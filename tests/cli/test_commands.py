@@ -191,7 +191,7 @@ def assert_one_error(code: int, err: str, *words: str) -> None:
         (["--set", "device=mps"], ["mps"]),
         (["--set", "cohort.clients=11"], ["cohort of 11 clients", "cohort.clients"]),
         (["--set", "model.name=cnn-fmnist"], ["'cnn-fmnist'", "options", "hidden"]),
-        (["--set", "data.partition=[x]"], ["partition '[x]'", "shards"]),
+        (["--set", "data.partition=[x]"], ["data.partition", "'[x]'", "shards"]),
         (["--set", "local.lr=1e30"], ["client", "round 1", "local.lr"]),
     ],
     ids=lambda value: " ".join(value) if value and value[0].startswith("--") else "",

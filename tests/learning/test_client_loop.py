@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 
 import pytest
@@ -296,6 +297,12 @@ def test_data_that_do_not_fit_the_network_name_the_batch() -> None:
     bench = Bench(network=SplitModel.of(nn.Sequential(nn.Linear(WIDTH + 1, CLASSES))))
     with pytest.raises(ClientError, match=r"client 0, round 1, local training \(epoch 1, batch 1\): RuntimeError"):
         bench.trainer.train(bench.plan(), 0, toy_data(10), {})
+
+
+def test_the_error_survives_the_way_from_a_worker_process() -> None:
+    error = pickle.loads(pickle.dumps(ClientError(3, 2, "begin", "oh no")))
+    assert (error.client, error.round, error.stage, error.problem) == (3, 2, "begin", "oh no")
+    assert str(error) == "client 3, round 2, begin: oh no"
 
 
 def test_a_client_can_train_after_another_has_failed() -> None:

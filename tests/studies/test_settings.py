@@ -9,7 +9,8 @@ import pytest
 from fedfa.algorithms.registry import methods
 from fedfa.data import parse_partition
 from fedfa.errors import DataError, FedfaError, RecipeError, SettingsError
-from fedfa.studies.settings import Settings, nest, parse_assignment, preset_layer, presets, read_toml
+from fedfa.studies.layers import nest, parse_assignment
+from fedfa.studies.settings import Settings, preset_layer, presets, read_toml
 
 RECIPES: list[tuple[str, str | None]] = [
     (name, variant) for name, method in methods().items() for variant in (None, *method.variants)
@@ -244,3 +245,47 @@ def test_assignments_reach_the_settings() -> None:
     assert settings.data.partition == parse_partition("iid")
     assert settings.data.offline is True
     assert settings.model.options == {"hidden": [8, 4]}
+
+
+# -- a complete configuration under another recipe or variant --------------------------------------------------------
+def complete(**algorithm: object) -> dict[str, Any]:
+    return Settings.preset("fmnist-c2", {"algorithm": algorithm, "local": {"epochs": 3}}).to_dict()
+
+
+@pytest.mark.parametrize("variant", ["paper", "authors", "default"])
+@pytest.mark.parametrize("other", ["paper", "authors", "default"])
+def test_another_variant_over_a_complete_configuration_is_that_variant(variant: str, other: str) -> None:
+    switched = Settings.resolve(complete(recipe="fedfa", variant=other), {"algorithm": {"variant": variant}})
+    assert switched.to_dict() == complete(recipe="fedfa", variant=variant)
+
+
+def test_another_recipe_over_a_complete_configuration_leaves_the_old_parts_behind() -> None:
+    switched = Settings.resolve(complete(recipe="fedfa", variant="authors"), {"algorithm": {"recipe": "fedavg"}})
+    assert switched.to_dict() == complete(recipe="fedavg")
+    back = Settings.resolve(switched.to_dict(), {"algorithm": {"recipe": "fedfa", "variant": "authors"}})
+    assert back.to_dict() == complete(recipe="fedfa", variant="authors")
+
+
+def test_what_was_chosen_beyond_the_variant_survives_the_switch() -> None:
+    chosen = complete(recipe="fedfa", variant="paper", anchors={"mu": 0.7, "absent": "keep"})
+    switched = Settings.resolve(chosen, {"algorithm": {"variant": "authors"}})
+    assert switched.algorithm.options["anchors"]["mu"] == 0.7
+    assert switched.local.lr_decay == 0.99
+
+
+def test_one_value_of_a_partition_can_be_set() -> None:
+    settings = Settings.preset("fmnist-dir0.1", nest("data.partition.alpha", 0.7))
+    assert settings.data.partition.model_dump()["alpha"] == 0.7
+    other = Settings.preset("fmnist-dir0.1", {"data": {"partition": {"kind": "shards", "classes_per_client": 3}}})
+    assert other.data.partition.kind == "shards"
+
+
+def test_another_model_leaves_the_options_of_the_presets_model_behind() -> None:
+    assert Settings.preset("digits-c2", {"model": {"name": "logistic"}}).model.options == {}
+    assert Settings.preset("digits-c2", {"model": {"name": "mlp"}}).model.options == {"hidden": [32]}
+
+
+def test_the_number_of_clients_follows_the_data_only_where_they_are_natural() -> None:
+    assert Settings.resolve({"data": {"partition": "natural"}}).data.number_of_clients is None
+    assert Settings.resolve({"data": {"partition": "natural:50"}}).data.number_of_clients is None
+    assert Settings.resolve({"data": {"partition": "iid"}}).data.number_of_clients == 100

@@ -46,10 +46,27 @@ def methods_of(recipe: str) -> list[Method]:
         >>> [method.name for method in methods_of("fedfa")]
         ['fedfa']
     """
-    names = [name.strip() for name in recipe.split("+")]
+    names = recipe_names(recipe)
+    return [_from_file(Path(name)) if name.endswith(".py") else _known(name) for name in names]
+
+
+def recipe_names(recipe: str) -> list[str]:
+    """The names and files in a recipe's text; a ``+`` inside a file's path does not separate.
+
+    Example:
+        >>> recipe_names("fedfa+code/c++/pull.py")
+        ['fedfa', 'code/c++/pull.py']
+    """
+    names: list[str] = []
+    for piece in recipe.split("+"):
+        inside_path = bool(names) and any(sign in names[-1] for sign in "/\\") and not names[-1].endswith(".py")
+        if inside_path:
+            names[-1] += f"+{piece}"
+        else:
+            names.append(piece.strip())
     if not all(names):
         raise RecipeError(f"recipe {recipe!r} is not a list of methods joined by '+', like 'fedfa' or 'fedfa+fedadam'")
-    return [_from_file(Path(name)) if name.endswith(".py") else _known(name) for name in names]
+    return names
 
 
 def build_recipe(recipe: str, options: Mapping[str, Mapping[str, Any]] | None = None) -> Recipe:
@@ -105,16 +122,18 @@ def _known(name: str) -> Method:
     return _METHODS[name]
 
 
-_FILES: dict[Path, Method] = {}
+_FILES: dict[tuple[Path, int], Method] = {}
+"""Methods read from files, by path and time of change: an edited file is read again."""
 
 
 def _from_file(path: Path) -> Method:
     """The method defined in a Python file: its ``Method`` object, or one made of the parts it defines."""
     path = path.resolve()
-    if path in _FILES:
-        return _FILES[path]
     if not path.is_file():
         raise RecipeError(f"no file {path} with a method in it")
+    key = (path, path.stat().st_mtime_ns)
+    if key in _FILES:
+        return _FILES[key]
     unique = hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()
     spec = importlib.util.spec_from_file_location(f"fedfa_method_{path.stem}_{unique}", path)
     assert spec is not None
@@ -138,5 +157,5 @@ def _from_file(path: Path) -> Method:
         found = [Method(name=path.stem, summary=summary, parts=parts)] if parts else []
     if len(found) != 1:
         raise RecipeError(f"{path} must define one Method, or Part classes; found {len(found)} methods")
-    _FILES[path] = found[0]
+    _FILES[key] = found[0]
     return found[0]

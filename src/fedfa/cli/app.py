@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -65,7 +66,8 @@ def run(
     """Train with one method on one federation, and record everything in a folder."""
     from fedfa.cli.progress import RoundsProgress
     from fedfa.studies import run as runs
-    from fedfa.studies.settings import Settings, merge, parse_assignment, preset_layer, read_toml
+    from fedfa.studies.layers import merge, parse_assignment
+    from fedfa.studies.settings import Settings, preset_layer, read_toml
 
     if config is not None and preset is not None:
         raise typer.BadParameter("give a file or --preset, not both")
@@ -96,7 +98,8 @@ def run(
             result = runs.run(settings, folder, resume=resume, watch=watch)
         except (KeyboardInterrupt, Stopped):
             progress.stop()
-            errors.print(f"stopped. Go on with: fedfa run --resume --out {folder}", soft_wrap=True)
+            again = f"fedfa run --resume --out {shlex.quote(str(folder))}"
+            errors.print(f"stopped. Go on with: {escape(again)}", soft_wrap=True)
             raise
     summary = result.summary
     console.print(

@@ -147,9 +147,8 @@ class _ClientRound:
         roles = self.trainer.roles
         ctx.update = {name: state[name] - ctx.start[name] for name in state if roles[name] is Role.SHARED}
         sums: Sums = {}
-        for contribute in recipe.hooks("contribute"):
-            part = contribute.__self__.name  # type: ignore[attr-defined]
-            sums.update({f"{part}/{group}": entry for group, entry in contribute(ctx).items()})
+        for part in recipe.parts:
+            sums.update({f"{part.name}/{group}": entry for group, entry in part.contribute(ctx).items()})
         self._check_finite(sums)
         if local := clone({name: state[name] for name in state if roles[name] is Role.LOCAL}):
             self.kept[MODEL] = local

@@ -31,6 +31,8 @@ def choose_cohort(sizes: np.ndarray, count: int, selection: Selection, seed: int
             f"a cohort of {count} clients was asked for, but only {len(candidates)} of {len(sizes)} hold samples; "
             "lower cohort.clients (or cohort.rate) or change data.partition"
         )
+    if count == 0:
+        return []
     if selection == "authors":
         chosen = np.random.RandomState(seed + round).choice(candidates, count, replace=False)
     else:

@@ -100,6 +100,8 @@ class RunFolder:
         """Add a round's record."""
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(record, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())  # a checkpoint that counts this round may follow
 
     def save_kept(self, client: int, round: int, kept: PartTensors) -> None:
         """Store what a client keeps; counts from the next checkpoint on."""

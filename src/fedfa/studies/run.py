@@ -26,6 +26,7 @@ from fedfa.learning.server import ServerState, finish_round
 from fedfa.learning.sums import Total, sums_nbytes
 from fedfa.learning.tensors import Tensors, flatten, nbytes
 from fedfa.studies.folder import RunFolder
+from fedfa.studies.layers import flat
 from fedfa.studies.settings import Settings
 from fedfa.studies.setup import Laboratory, ModelMaker, prepare
 
@@ -99,21 +100,13 @@ def run(
 
 def check_same(recorded: Settings, asked: Settings, path: Path) -> None:
     """Refuse to go on with a run under other settings; only more rounds are allowed."""
-    before, now = flat_settings(recorded.to_dict()), flat_settings(asked.to_dict())
+    before, now = flat(recorded.to_dict()), flat(asked.to_dict())
     different = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
     if different == ["rounds"] and asked.rounds > recorded.rounds:
         return
     if different:
         lines = "; ".join(f"{key} was {before.get(key)!r}, now {now.get(key)!r}" for key in different)
         raise RunError(f"{path} was started with other settings: {lines}. Resume without them, or choose another --out")
-
-
-def flat_settings(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by dotted key."""
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        flat |= flat_settings(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
 
 
 class _Rounds:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedfa.algorithms.registry import build_recipe, methods_of, validate_options
+from fedfa.algorithms.registry import build_recipe, validate_options
 from fedfa.data import PartitionSpec, parse_partition
 from fedfa.errors import DataError, SettingsError
 from fedfa.learning.cohort import Selection
@@ -23,6 +23,7 @@ from fedfa.learning.device import DeviceName
 from fedfa.learning.part import LocalTraining
 from fedfa.learning.recipe import Recipe
 from fedfa.messages import nearest, validation_message
+from fedfa.studies.layers import DEFAULT_RECIPE, stack
 
 
 class Section(BaseModel):
@@ -36,7 +37,8 @@ class DataSettings(Section):
 
     name: str = "fashion-mnist"
     """A known data set, or the path of your own (.npz, folder of class folders)."""
-    clients: int = Field(100, ge=1)
+    clients: int | None = Field(None, ge=1)
+    """Number of clients; left out: 100, or as many as the data have with ``partition = "natural"``."""
     partition: PartitionSpec = Field(default_factory=lambda: parse_partition("shards:2"))
     seed: int = Field(1, ge=0)
     """Seed of the split; the training has its own."""
@@ -46,6 +48,11 @@ class DataSettings(Section):
     """Data directory; left out: FEDFA_DATA, else the user's cache."""
     offline: bool = False
     """Never use the network."""
+
+    @property
+    def number_of_clients(self) -> int | None:
+        """Clients to split over; None where the data decide."""
+        return self.clients if self.clients or self.partition.kind == "natural" else 100
 
     @model_validator(mode="before")
     @classmethod
@@ -75,7 +82,7 @@ class AlgorithmSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    recipe: str = "fedfa"
+    recipe: str = DEFAULT_RECIPE
     """Methods joined by ``+``."""
     variant: str | None = None
     """A named set of settings of the method; see ``fedfa algorithms NAME``."""
@@ -162,16 +169,8 @@ class Settings(Section):
             >>> Settings.resolve({"rounds": 3}, {"local": {"lr": 0.1}}).local.lr
             0.1
         """
-        written: dict[str, Any] = {}
-        for layer in layers:
-            written = merge(written, layer)
-        algorithm = written.get("algorithm", {})
-        algorithm = algorithm if isinstance(algorithm, Mapping) else {}
-        recipe = absolute_files(str(algorithm.get("recipe", AlgorithmSettings().recipe)))
-        name, implied = variant_settings(recipe, algorithm.get("variant"))
-        complete = merge(implied, written)
-        if name is not None:
-            complete = merge(complete, {"algorithm": {"variant": name}})
+        complete = stack(layers, cls().to_dict())
+        recipe, name = complete["algorithm"]["recipe"], complete["algorithm"].get("variant")
         try:
             settings = cls.model_validate(complete)
         except ValidationError as error:
@@ -213,72 +212,6 @@ class Settings(Section):
     def recipe(self) -> Recipe:
         """The recipe, ready to use."""
         return build_recipe(self.algorithm.recipe, self.algorithm.options)
-
-
-def absolute_files(recipe: str) -> str:
-    """The recipe with the files of own methods by absolute path, so that a run can be resumed from anywhere."""
-    return "+".join(str(Path(name).resolve()) if name.endswith(".py") else name for name in recipe.split("+"))
-
-
-def variant_settings(recipe: str, variant: object) -> tuple[str | None, dict[str, Any]]:
-    """The variant that applies to a recipe, and the settings it implies."""
-    chosen = methods_of(recipe)
-    if len(chosen) > 1:  # fedavg is the base of all others; what a variant says of it alone is not meant for them
-        chosen = [method for method in chosen if method.name != "fedavg"]
-    if variant is None:
-        variant = next((method.default_variant for method in chosen if method.default_variant), None)
-        if variant is None:
-            return None, {}
-    known = [name for method in chosen for name in method.variants]
-    if variant not in known:
-        raise SettingsError(
-            f"algorithm.variant = {variant!r}{nearest(str(variant), known)}: the recipe {recipe!r} has the variants "
-            f"{', '.join(dict.fromkeys(known)) or 'none'}"
-        )
-    implied: dict[str, Any] = {}
-    for method in reversed(chosen):  # the first method of the recipe has the last word
-        for key, value in method.variants.get(str(variant), {}).items():
-            implied = merge(implied, nest(key, value))
-    return str(variant), implied
-
-
-def nest(key: str, value: object) -> dict[str, Any]:
-    """A dotted key as nested dictionaries.
-
-    Example:
-        >>> nest("local.lr", 0.1)
-        {'local': {'lr': 0.1}}
-    """
-    for step in reversed(key.split(".")):
-        value = {step: value}
-    assert isinstance(value, dict)
-    return value
-
-
-def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested dictionaries, the second over the first; a partition is replaced whole."""
-    merged = dict(below)
-    for key, value in above.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = merge(merged[key], value) if both and key != "partition" else value
-    return merged
-
-
-def parse_assignment(text: str) -> dict[str, Any]:
-    """``key=value`` from the command line; the value is TOML, or else a plain string.
-
-    Example:
-        >>> parse_assignment("local.lr=0.1"), parse_assignment("algorithm.variant=authors")
-        ({'local': {'lr': 0.1}}, {'algorithm': {'variant': 'authors'}})
-    """
-    key, sign, raw = text.partition("=")
-    if not sign or not key.strip():
-        raise SettingsError(f"--set {text!r}: write key=value, e.g. --set local.lr=0.05")
-    try:
-        value = tomllib.loads(f"value = {raw}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = raw
-    return nest(key.strip(), value)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

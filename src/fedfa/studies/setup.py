@@ -61,7 +61,9 @@ def prepare(settings: Settings, *, model: ModelMaker | None = None, data: DataSe
     """
     dataset = data if data is not None else load_dataset(settings)
     num_classes = len(dataset.classes)
-    split = partition(dataset.train, settings.data.partition, settings.data.clients, num_classes, settings.data.seed)
+    split = partition(
+        dataset.train, settings.data.partition, settings.data.number_of_clients, num_classes, settings.data.seed
+    )
     federation = Federation(dataset, split)
     network = make_network(settings, dataset, model)
     recipe = settings.recipe()
