@@ -281,9 +281,9 @@ def test_an_error_in_a_hook_names_client_round_and_stage(hook: str, stage: str) 
     assert isinstance(error.__cause__, ZeroDivisionError), "the real traceback must not be lost"
 
 
-def test_an_error_of_fedfa_itself_is_passed_on_as_it_is() -> None:
+def test_an_error_of_fedfa_itself_keeps_its_words_and_gains_client_round_and_stage() -> None:
     bench = Bench([Broken("begin", SettingsError("choose something else"))])
-    with pytest.raises(SettingsError, match=r"^choose something else$"):
+    with pytest.raises(ClientError, match=r"^client 0, round 1, begin: choose something else$"):
         bench.trainer.train(bench.plan(), 0, toy_data(10), {})
 
 

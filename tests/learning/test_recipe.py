@@ -9,7 +9,7 @@ import torch
 
 from fedfa.algorithms.fedavg import Averaging
 from fedfa.errors import RecipeError
-from fedfa.learning.part import Batch, ClientContext, NoOptions, Part, Role, ServerStep, Task, overridden
+from fedfa.learning.part import Batch, ClientContext, NoOptions, Part, Role, Task, overridden
 from fedfa.learning.recipe import Recipe
 from fedfa.learning.tensors import Tensors
 from tests.learning.learning_toys import CLASSES, toy_network
@@ -81,16 +81,15 @@ def test_only_overridden_hooks_are_called() -> None:
     class Stepper(Part[NoOptions]):
         name = "stepper"
 
-        def step(self, server: ServerStep) -> None: ...
+        def begin(self, ctx: ClientContext) -> None: ...
 
         def loss(self, ctx: ClientContext, batch: Batch, loss: torch.Tensor) -> torch.Tensor:
             return loss
 
     recipe = Recipe([Averaging(), Stepper()])
-    assert len(recipe.hooks("step")) == 2  # the base part's and this one's
-    assert len(recipe.hooks("loss")) == 1
-    assert recipe.hooks("begin") == recipe.hooks("after_step") == recipe.hooks("gradient") == []
-    assert overridden(Plain(), "step") is None
+    assert len(recipe.hooks("begin")) == len(recipe.hooks("loss")) == 1
+    assert recipe.hooks("end") == recipe.hooks("after_step") == recipe.hooks("gradient") == []
+    assert overridden(Plain(), "begin") is None
 
 
 def test_each_part_draws_its_initial_state_from_a_stream_of_its_own() -> None:

@@ -146,3 +146,18 @@ def test_a_head_without_bias_works() -> None:
     split = SplitModel.of(nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2, bias=False)), example=X)
     features, logits = split(X)
     assert torch.allclose(features @ split.head.weight.T, logits)
+
+
+class WithExtraState(nn.Linear):
+    """Keeps something that is not a tensor."""
+
+    def get_extra_state(self) -> object:
+        return {"seen": 3}
+
+    def set_extra_state(self, state: object) -> None:
+        """Nothing to put back."""
+
+
+def test_state_that_is_not_a_tensor_is_refused() -> None:
+    with pytest.raises(ModelError, match="keep it in buffers"):
+        SplitModel.of(nn.Sequential(WithExtraState(2, 2)))

@@ -65,7 +65,7 @@ def assert_same_run(a: Path, b: Path) -> None:
         assert {file.name for file in folder.iterdir()} <= FILES, "something was left behind"
 
 
-FILES = {
+FILES = {"origin.json",
     ".lock", "checkpoint.safetensors", "clients", "config.toml", "metrics.jsonl", "model.safetensors",
     "server.safetensors", "summary.json",
 }  # fmt: skip

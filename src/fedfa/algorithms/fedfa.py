@@ -152,8 +152,8 @@ class Anchors(Part[AnchorsOptions]):
         mine.update(previous=epoch_mean, **_nothing_yet(epoch_mean))
 
     def contribute(self, ctx: ClientContext) -> Mapping[str, WeightedSum]:
-        """The client's class features ā, and their weight."""
-        if not self.options.update:
+        """The client's class features ā, and their weight; a client that made no step has seen none."""
+        if not self.options.update or ctx.batches_per_epoch == 0:
             return {}
         received = ctx.received[self.name]["anchors"]
         absent = received if self.options.absent == "keep" else torch.zeros_like(received)
@@ -278,9 +278,9 @@ def initial_anchors(init: str, classes: int, dim: int, rng: np.random.Generator)
     if init in ("orthogonal", "fedavg", "random"):
         return functional.normalize(torch.from_numpy(rng.standard_normal((classes, dim))).float(), dim=1)
     if init == "etf":
-        if dim < classes:
+        if not 2 <= classes <= dim:
             raise RecipeError(
-                f'algorithm.anchors.init = "etf" needs at least as many features ({dim}) as classes ({classes})'
+                f'algorithm.anchors.init = "etf" needs two classes or more and as many features: {classes} and {dim}'
             )
         frame, _ = np.linalg.qr(rng.standard_normal((dim, classes)))
         centred = np.eye(classes) - 1 / classes

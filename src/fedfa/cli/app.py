@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.console import Console
@@ -68,6 +69,7 @@ def run(
     from fedfa.studies import run as runs
     from fedfa.studies.layers import merge, parse_assignment
     from fedfa.studies.settings import Settings, preset_layer, read_toml
+    from fedfa.studies.setup import load_dataset
 
     if config is not None and preset is not None:
         raise typer.BadParameter("give a file or --preset, not both")
@@ -91,7 +93,9 @@ def run(
     else:
         raise typer.BadParameter("say what to run: a TOML file, or --preset NAME (`fedfa presets` lists them)")
     settings = Settings.resolve(base, asked)
-    folder = out or Path("runs") / default_name(preset or (config.stem if config else "run"), settings)
+    folder = out or Path("runs") / default_name(preset or (config.stem if config else "run"), settings, assignments)
+    with console.status(f"getting {escape(settings.data.name)}"):
+        load_dataset(settings)  # the first time this downloads; the run then finds it in the cache
     with RoundsProgress(console) as progress:
         watch = progress.add(settings.algorithm.recipe, settings.rounds)
         try:
@@ -110,11 +114,13 @@ def run(
     )
 
 
-def default_name(base: str, settings: Any) -> str:
-    """A run folder's name that tells what is in it."""
+def default_name(base: str, settings: Any, assignments: list[str] | None) -> str:
+    """A run folder's name that tells what is in it; runs that differ by ``--set`` get different ones."""
     recipe = "-".join(Path(name).stem for name in settings.algorithm.recipe.split("+"))
     variant = f"-{settings.algorithm.variant}" if settings.algorithm.variant not in (None, "default") else ""
-    return f"{base}-{recipe}{variant}-s{settings.seed}"
+    others = sorted(text for text in assignments or [] if not text.startswith(("algorithm.variant=", "data.dir=")))
+    mark = f"-{hashlib.blake2b(repr(others).encode(), digest_size=3).hexdigest()}" if others else ""
+    return f"{base}-{recipe}{variant}{mark}-s{settings.seed}"
 
 
 @app.command()
@@ -159,7 +165,9 @@ def algorithms(name: Annotated[str | None, typer.Argument(help="A method to expl
         console.print(f"[bold]{method.name}[/]\n{escape(method.explanation())}\n", highlight=False, soft_wrap=True)
         for part in method.parts:
             for option, field in part.options_type.model_fields.items():
-                console.print(f"  algorithm.{part.name}.{option} = {field.default!r}", highlight=False)
+                choices = " | ".join(repr(choice) for choice in get_args(field.annotation) if isinstance(choice, str))
+                allowed = f"   ({choices})" if choices else ""
+                console.print(f"  algorithm.{part.name}.{option} = {field.default!r}{allowed}", highlight=False)
         for variant, values in method.variants.items():
             listed = ", ".join(f"{key} = {value!r}" for key, value in values.items()) or "the defaults"
             console.print(f"  variant {variant}: {listed}", highlight=False, soft_wrap=True)

@@ -36,18 +36,23 @@ def run_demo(console: Console, out: Path, *, rounds: int | None, fresh: bool, da
         "clients, the same start."
     )
     folders = {title: out / title.lower() for title in METHODS}
-    if all((folder / "summary.json").exists() for folder in folders.values()) and _rounds_recorded(folders) == rounds:
+    if all(_finished(folder, preset, METHODS[title], rounds) for title, folder in folders.items()):
         console.print("Finished already: this is its record (--fresh trains again).")
     else:
         _train(console, folders, preset, rounds, data_dir)
     _show(console, folders, out, time.perf_counter() - started)
 
 
-def _rounds_recorded(folders: dict[str, Path]) -> int | None:
+def _finished(folder: Path, preset: str, method: str, rounds: int) -> bool:
+    """Whether the folder holds the finished record of exactly the run that the demo would make."""
     from fedfa.studies.folder import RunFolder
+    from fedfa.studies.run import same_run
+    from fedfa.studies.settings import Settings
 
-    recorded = {len(RunFolder(folder).metrics()) for folder in folders.values()}
-    return recorded.pop() if len(recorded) == 1 else None
+    record = RunFolder(folder)
+    if record.summary() is None:
+        return False
+    return same_run(record.settings(), Settings.preset(preset, {"rounds": rounds, "algorithm": {"recipe": method}}))
 
 
 def _preset_for_available_data(console: Console, data_dir: Path | None) -> str:
@@ -83,16 +88,21 @@ def _train(console: Console, folders: dict[str, Path], preset: str, rounds: int,
                 watchers[title] = progress.add(title, rounds)
             _watch(processes, folders, watchers)
     except BaseException:
-        for process in processes.values():
-            process.send_signal(signal.SIGTERM)
-        for process in processes.values():
-            process.wait()
+        _end(processes)
         console.print("stopped. The same command goes on from here.")
         raise
+    _end(processes)
     for title, process in processes.items():
-        if process.returncode != 0:
+        if process.returncode not in (0, -signal.SIGTERM, 143):
             said = logs[title].read_text(encoding="utf-8", errors="replace").strip()
             raise FedfaError(f"{title} failed: {said}\nTo begin anew: fedfa demo --fresh")
+
+
+def _end(processes: dict[str, subprocess.Popen[bytes]]) -> None:
+    for process in processes.values():
+        process.send_signal(signal.SIGTERM)
+    for process in processes.values():
+        process.wait()
 
 
 def _watch(processes: dict[str, subprocess.Popen[bytes]], folders: dict[str, Path], watchers: dict[str, Any]) -> None:
@@ -101,7 +111,8 @@ def _watch(processes: dict[str, subprocess.Popen[bytes]], folders: dict[str, Pat
     shown = dict.fromkeys(folders, 0)
     running = True
     while running:
-        running = any(process.poll() is None for process in processes.values())
+        codes = [process.poll() for process in processes.values()]
+        running = None in codes and not any(codes)  # if one fails there is no point in waiting for the other
         for title, folder in folders.items():
             for record in RunFolder(folder).metrics():
                 if record["round"] > shown[title]:

@@ -58,6 +58,7 @@ def write(decoded: Decoded, name: str, directory: Path, manifest: Mapping[str, o
     target = folder_of(directory, name)
     target.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=target.parent))
+    aside = building.with_name(f"{building.name}.old")
     try:
         arrays: dict[str, object] = {}
         sums = digests(decoded)
@@ -80,15 +81,18 @@ def write(decoded: Decoded, name: str, directory: Path, manifest: Mapping[str, o
         _write_json(building / "checked.json", _stamps(building, list(arrays)))
         building.chmod(0o755)
         if replace and target.exists():
-            shutil.rmtree(target)
+            target.rename(aside)
         try:
             building.rename(target)
         except OSError:
+            if aside.exists():  # better the old one than none
+                aside.rename(target)
             if not (target / "manifest.json").is_file():
                 raise
             log.debug("another process stored %s meanwhile", name)  # only without locks
     finally:
         shutil.rmtree(building, ignore_errors=True)
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def open_cached(directory: Path, name: str) -> DataSet:

@@ -65,6 +65,11 @@ def dataset_from(
         raise DataError(
             f"training inputs are {list(given.inputs.shape[1:])}, but test inputs {list(given_test.inputs.shape[1:])}"
         )
+    if given.inputs.dtype != given_test.inputs.dtype:
+        raise DataError(
+            f"training inputs are {given.inputs.dtype}, but test inputs {given_test.inputs.dtype}; bytes are taken as "
+            "images [N, H, W, C] and normalised, anything else is used as it is: give both in one form"
+        )
     names = names if classes is None else tuple(classes)
     if names is None:
         names = tuple(str(number) for number in range(int(max(given.labels.max(), given_test.labels.max())) + 1))
@@ -118,7 +123,7 @@ def _read(source: Any) -> tuple[Arrays, Arrays | None, tuple[str, ...] | None]:
 
 
 def _from_npz(path: Path) -> tuple[Arrays, Arrays | None, tuple[str, ...] | None]:
-    """``x_train, y_train, x_test, y_test`` or ``x, y``; optionally ``writers_*``, ``domains_*`` and ``classes``."""
+    """``x_train, y_train, x_test, y_test`` or ``x, y``; optionally ``writers_*`` and ``classes``."""
     loaded = read_npz_all(path)
     parts = ("_train", "_test") if "x_train" in loaded else ("",)
     missing = [f"{letter}{part}" for part in parts for letter in "xy" if f"{letter}{part}" not in loaded]

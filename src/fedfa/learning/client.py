@@ -106,12 +106,12 @@ class ClientTrainer:
         """
         work = _ClientRound(self, plan, client, data, kept)
         try:
-            with torch_stream(plan.seed, "torch", plan.round, client):
+            with torch_stream(plan.seed, "torch", plan.round, client, device=self.device):
                 return work.run()
-        except FedfaError:
+        except ClientError:
             raise
         except Exception as error:
-            problem = f"{type(error).__name__}: {error}"
+            problem = str(error) if isinstance(error, FedfaError) else f"{type(error).__name__}: {error}"
             raise ClientError(client, plan.round + 1, work.stage, problem) from error
 
     def reset_optimiser(self, local: LocalTraining) -> torch.optim.SGD:
@@ -129,7 +129,10 @@ class _ClientRound:
         self, trainer: ClientTrainer, plan: RoundPlan, client: int, data: ClientData, kept: PartTensors
     ) -> None:
         self.trainer, self.plan, self.client, self.data = trainer, plan, client, data
-        self.kept: PartTensors = {part: clone(tensors) for part, tensors in kept.items()}
+        device = trainer.device
+        self.kept: PartTensors = {
+            part: {name: value.to(device) for name, value in clone(tensors).items()} for part, tensors in kept.items()
+        }
         self.stage = "preparing"
         self.losses: list[Tensor] = []
         self.sample_steps = 0

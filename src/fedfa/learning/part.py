@@ -214,7 +214,7 @@ class Part(Generic[OptionsT]):
 
 
 HOOKS: tuple[str, ...] = (
-    "begin", "logits", "loss", "gradient", "after_step", "after_epoch", "end", "step",
+    "begin", "logits", "loss", "gradient", "after_step", "after_epoch", "end",
 )  # fmt: skip
 
 

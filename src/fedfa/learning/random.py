@@ -35,12 +35,19 @@ def stream(seed: int, purpose: str, *ids: int) -> np.random.Generator:
 
 
 @contextmanager
-def torch_stream(seed: int, purpose: str, *ids: int) -> Iterator[None]:
-    """Give code that draws from torch's global generator (initialisers, dropout) a stream of its own.
+def torch_stream(seed: int, purpose: str, *ids: int, device: torch.device | None = None) -> Iterator[None]:
+    """Give code that draws from torch's global generators (initialisers, dropout) a stream of its own.
 
-    The global state is put back afterwards, so nothing outside notices.
+    The generator of the CPU and, if one is named, that of the device are seeded, and put back afterwards where torch
+    can do that (CPU and CUDA), so nothing outside notices. Other devices are left alone.
     """
     draws = int(stream(seed, purpose, *ids).integers(2**63))
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        torch.manual_seed(draws)
+    kind = "cpu" if device is None else device.type
+    with torch.random.fork_rng(devices=[device] if device is not None and kind == "cuda" else []):
+        torch.default_generator.manual_seed(draws)
+        if kind == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(draws)
+        elif kind == "mps":
+            torch.mps.manual_seed(draws)
         yield

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from fedfa.errors import RecipeError
 from fedfa.learning.part import HOOKS, Part, Role, Task, overridden
 from fedfa.learning.random import stream
@@ -70,9 +72,13 @@ class Recipe:
     def roles(self, task: Task) -> dict[str, Role]:
         """The role of every tensor of the model; two parts that disagree are refused.
 
-        A parameter whose owner switched its gradient off stays frozen unless a part says otherwise.
+        A parameter whose owner switched its gradient off stays frozen unless a part says otherwise; so do tensors of
+        which there is no mean (masks, complex numbers).
         """
-        roles = dict.fromkeys(task.model.state(), Role.SHARED)
+        roles = {
+            name: Role.FROZEN if value.dtype is torch.bool or value.is_complex() else Role.SHARED
+            for name, value in task.model.state().items()
+        }
         for name, parameter in task.model.module.named_parameters():
             if not parameter.requires_grad:
                 roles[name] = Role.FROZEN

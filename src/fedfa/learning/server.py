@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fedfa.errors import FedfaError, RecipeError
 from fedfa.learning.part import Role, ServerStep
 from fedfa.learning.recipe import Recipe
 from fedfa.learning.sums import Total
@@ -52,8 +53,14 @@ def finish_round(
         total=total,
         num_clients=num_clients,
     )
-    for step in recipe.hooks("step"):
-        step(server)
+    for part in recipe.parts:
+        try:
+            part.step(server)
+        except FedfaError:
+            raise
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+            raise RecipeError(f"part {part.name!r}, server step of round {state.round + 1}: {problem}") from error
     model: Tensors = {}
     for name, value in state.model.items():
         if roles[name] is Role.SHARED and name in server.update:

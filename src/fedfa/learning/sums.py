@@ -1,8 +1,8 @@
 """What clients return: weighted sums and the weights to divide them by, never means.
 
 Sums can be added in any grouping, so a server that can only add is enough: results stream through it in constant
-memory, workers can add up their share first, and secure sums or noise go on top without touching a method. Only rules
-that compare single updates (robust aggregation) ask the :class:`Total` to keep them apart.
+memory, and secure sums or noise go on top without touching a method. Only rules that compare single updates (robust
+aggregation) ask the :class:`Total` to keep them apart.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ class WeightedSum:
         weight = torch.as_tensor(weight, dtype=torch.float32)
         weighted = {}
         for name, value in values.items():
-            floating = value if value.is_floating_point() else value.double()  # counters are averaged like the rest
+            # Counters are averaged like the rest; widened in the main memory, because not every device has doubles.
+            floating = value if value.is_floating_point() else value.cpu().double()
+            if floating.dtype in (torch.float16, torch.bfloat16):  # a weighted sum would leave their range
+                floating = floating.float()
             # Contiguous, whatever strides the network trains with: reductions over what was sent must not depend on
             # whether it went through a file or a network.
             weighted[name] = (floating * weight.to(floating)).contiguous()

@@ -51,6 +51,12 @@ class SplitModel:
         """
         linears = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear)}
         kind = type(module).__name__
+        for name, layer in module.named_modules():
+            if type(layer).get_extra_state is not nn.Module.get_extra_state:
+                raise ModelError(
+                    f"{kind} keeps state that is not a tensor (get_extra_state of {name or 'the network'}); "
+                    "it cannot be sent or averaged: keep it in buffers"
+                )
         if not linears:
             raise ModelError(f"{kind} has no nn.Linear layer; FedFA needs a linear classifier as the last layer")
         if head is not None and head not in linears:
@@ -84,8 +90,13 @@ class SplitModel:
         return features, logits
 
     def state(self) -> dict[str, Tensor]:
-        """Every parameter and buffer by name: the live tensors, detached from the graph."""
-        return dict(self.module.state_dict())
+        """Every parameter and buffer by name: the live tensors, detached from the graph.
+
+        A tensor with two names (tied weights) comes once, and buffers count even if the network does not save them:
+        whatever can change in training must travel, or clients would inherit it from each other.
+        """
+        tensors = {name: parameter.detach() for name, parameter in self.module.named_parameters()}
+        return tensors | dict(self.module.named_buffers())
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy values into the network's tensors; names that are not given stay as they are."""

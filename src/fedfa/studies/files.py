@@ -37,7 +37,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Named tensors as safetensors, atomically, with a checksum of their content."""
-    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    plain = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
     write_atomically(path, save(plain, metadata={_DIGEST: _digest(plain)}))
 
 

@@ -2,6 +2,7 @@
 
 ====================  =============================================================================================
 ``config.toml``       the settings, complete
+``origin.json``       what the settings do not fix: fingerprints of data, network and method files
 ``metrics.jsonl``     one object a round
 ``summary.json``      the result, once the run is finished
 ``checkpoint.safetensors``  the server's state after the last saved round
@@ -54,8 +55,12 @@ class RunFolder:
             raise RunError(f"cannot write to {self.path}: {error.strerror}") from None
         self._acquire()
         if any((self.path / name).exists() for name in ("checkpoint.safetensors", "summary.json")):
-            raise RunError(f"{self.path} holds a run already; go on with it by --resume, or choose another --out")
+            raise RunError(
+                f"{self.path} holds a run already; go on with it by --resume (from Python: resume=True), or choose "
+                "another --out"
+            )
         self._cut_metrics(0)
+        (self.path / "origin.json").unlink(missing_ok=True)
         write_atomically(self.path / "config.toml", settings.to_toml())
 
     def reopen(self) -> ServerState | None:
@@ -83,6 +88,21 @@ class RunFolder:
         if not path.exists():
             raise RunError(f"{self.path} holds no run (no config.toml)")
         return Settings.resolve(read_toml(path))
+
+    def check_origin(self, origin: dict[str, str]) -> None:
+        """Record what the run is made of besides its settings; on resume, refuse to go on with something else."""
+        path = self.path / "origin.json"
+        if not path.exists():
+            write_atomically(path, json.dumps(origin, indent=2) + "\n")
+            return
+        recorded: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+        if changed := [
+            what for what in sorted(recorded.keys() | origin.keys()) if recorded.get(what) != origin.get(what)
+        ]:
+            raise RunError(
+                f"{self.path} cannot go on: {', '.join(changed)} changed since it was started; put back what it was "
+                "started with, or choose another --out"
+            )
 
     def close(self) -> None:
         """Let go of the lock."""
@@ -172,6 +192,8 @@ class RunFolder:
         self._lock = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             self.close()
             raise RunError(f"{self.path} is being written by another process; wait for it or stop it") from None
+        except OSError:  # a file system without locks
+            self.close()

@@ -34,6 +34,10 @@ Watcher = Callable[[dict[str, Any]], None]
 """Called with each round's record as soon as it is written."""
 
 
+FREE_ON_RESUME = {"data.dir", "data.offline", "checkpoint.every"}
+"""Settings that cannot change a result: they may differ when a run is resumed."""
+
+
 @dataclass(frozen=True)
 class RunResult:
     """A finished run."""
@@ -64,7 +68,7 @@ def run(
         settings: What to do.
         out: The run folder.
         resume: Go on with the run in that folder (begin it if there is none), as if it had never been stopped.
-        model: Makes your own network, instead of ``settings.model.name``.
+        model: Makes your own network (or is one), instead of ``settings.model.name``.
         data: Your own data set, instead of ``settings.data.name``.
         watch: Called after each round with its record.
 
@@ -84,7 +88,7 @@ def run(
         if resume and exists:
             check_same(folder.settings(), settings, folder.path)
             state = folder.reopen()
-            if folder.settings() != settings:
+            if folder.settings().rounds != settings.rounds:
                 folder.extend(settings)
         else:
             folder.create(settings)
@@ -92,16 +96,27 @@ def run(
         summary = folder.summary()
         if summary is None:
             laboratory = prepare(settings, model=model, data=data)
+            folder.check_origin(laboratory.origin())
             summary = _Rounds(laboratory, folder, watch).run(state or laboratory.initial_state())
         return RunResult(folder.path, summary, folder.metrics(), folder.model())
     finally:
         folder.close()
 
 
+def same_run(recorded: Settings, asked: Settings) -> bool:
+    """Whether two settings give the same result."""
+    return not _differences(flat(recorded.to_dict()), flat(asked.to_dict()))
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    keys = sorted((before.keys() | now.keys()) - FREE_ON_RESUME)
+    return [key for key in keys if before.get(key) != now.get(key)]
+
+
 def check_same(recorded: Settings, asked: Settings, path: Path) -> None:
     """Refuse to go on with a run under other settings; only more rounds are allowed."""
     before, now = flat(recorded.to_dict()), flat(asked.to_dict())
-    different = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
+    different = _differences(before, now)
     if different == ["rounds"] and asked.rounds > recorded.rounds:
         return
     if different:

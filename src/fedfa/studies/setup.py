@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from fedfa.algorithms.registry import recipe_names
 from fedfa.data import DataSet, Federation, load, partition
 from fedfa.data.normalise import named_normalisation
 from fedfa.engines.engine import Engine
@@ -24,7 +27,8 @@ from fedfa.models.split import SplitModel
 from fedfa.models.zoo import build_model
 from fedfa.studies.settings import Settings
 
-ModelMaker = Callable[[], nn.Module]
+ModelMaker = Callable[[], nn.Module] | nn.Module
+"""Makes a network with fresh weights; or a network, whose weights then are the initial ones."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +48,26 @@ class Laboratory:
         model = contiguous(clone(self.task.model.state()))
         return ServerState(0, model, {part: contiguous(tensors) for part, tensors in parts.items()})
 
+    def origin(self) -> dict[str, str]:
+        """Fingerprints of what a result depends on besides the settings."""
+        module = self.task.model.module
+        shapes = {name: (tuple(value.shape), str(value.dtype)) for name, value in self.task.model.state().items()}
+        files = [Path(name) for name in recipe_names(self.settings.algorithm.recipe) if name.endswith(".py")]
+        return {
+            "data": self.federation.dataset.fingerprint,
+            "network": _fingerprint(f"{module!r}\n{shapes}".encode()),
+            **{f"method {path.name}": _fingerprint(path.read_bytes()) for path in files},
+        }
+
     def engine(self) -> Engine:
         """The engine that the settings ask for."""
         return LocalEngine(
             self.federation, self.task.model, self.recipe, self.roles, self.device, self.settings.evaluation.batch_size
         )
+
+
+def _fingerprint(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def prepare(settings: Settings, *, model: ModelMaker | None = None, data: DataSet | None = None) -> Laboratory:
@@ -88,7 +107,9 @@ def make_network(settings: Settings, dataset: DataSet, model: ModelMaker | None)
     example = dataset.normalisation.batch(dataset.train.inputs[:2])
     classes = len(dataset.classes)
     with torch_stream(settings.seed, "model"):
-        if model is not None:
+        if isinstance(model, nn.Module):
+            module = copy.deepcopy(model)  # the caller's own stays as it is
+        elif model is not None:
             module = model()
         else:
             module = build_model(settings.model.name, example.shape[1:], classes, dict(settings.model.options))

@@ -15,14 +15,23 @@ def run(*command: str, folder: Path, seconds: int) -> str:
     Raises:
         Unavailable: There is no such command, it failed or it took too long; says which, with its last words.
     """
-    if shutil.which(command[0]) is None:
+    program = shutil.which(command[0])
+    if program is None:
         raise Unavailable(f"{command[0]} is not installed")
     try:
         done = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL
+            [program, *command[1:]],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired as error:
         raise Unavailable(f"{command[0]} did not finish within {seconds} s") from error
+    except OSError as error:
+        raise Unavailable(f"{command[0]} cannot be run: {error}") from error
     if done.returncode:
         raise Unavailable(f"{command[0]} failed: {_last_words(done.stderr or done.stdout)}")
     return done.stdout
