@@ -21,10 +21,9 @@ class Row:
     summary: dict[str, Any]
 
     @property
-    def sort_key(self) -> tuple[str, str, str, int]:
-        """Setting, method, variant, seed."""
-        seed = int(self.summary["seeds"]["training"])
-        return self.setting, self.summary["algorithm"], self.summary["variant"] or "", seed
+    def sort_key(self) -> tuple[str, int, str]:
+        """Setting, long runs first, name."""
+        return self.setting, -int(self.summary["rounds"]), self.folder.name
 
 
 def read_results(results: Path) -> list[Row]:
@@ -49,8 +48,8 @@ def results_table(results: Path) -> str:
     """The committed runs as a Markdown table, with the paper's numbers beside them."""
     paper = paper_numbers()
     lines = [
-        "| setting | method | variant | rounds | seed | final | mean of last ten | best | the paper | commit |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| setting | run | method | variant | rounds | seed | final | mean of last ten | best | the paper | commit |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in read_results(results):
         summary = row.summary
@@ -58,6 +57,7 @@ def results_table(results: Path) -> str:
         comparable = published if summary["variant"] in ("paper", "authors") and summary["rounds"] == 200 else None
         cells = [
             row.setting,
+            row.folder.name,
             summary["algorithm"],
             summary["variant"] or "–",
             str(summary["rounds"]),
