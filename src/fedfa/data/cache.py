@@ -104,6 +104,7 @@ def open_cached(directory: Path, name: str) -> DataSet:
     mapped = {array: _map(folder / f"{array}.npy", about) for array, about in arrays.items()}
 
     def part(which: str) -> Samples:
+        # A stored set always has inputs and labels; only domains and writers may be missing, which the type allows.
         return Samples(*(mapped.get(f"{which}.{field}") for field in ("inputs", "labels", "domains", "writers")))  # type: ignore[arg-type]
 
     constants = manifest["normalisation"]

@@ -38,7 +38,8 @@ class LocalEngine:
         evaluation_batch: int = 500,
     ) -> None:
         keep_freed_memory()
-        # Channels-last memory is what the CPU's and GPU's convolutions like; values are the same.
+        # Channels-last memory is what the CPU's and GPU's convolutions like; values are the same. (torch's
+        # type stubs lack this combination of arguments.)
         model.module.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._federation, self._model, self._device = federation, model, device
         self._trainer = ClientTrainer(model, recipe, roles, device)

@@ -165,6 +165,7 @@ class Part(Generic[OptionsT]):
     """True if the server's step must see each client's sums, not only their total."""
 
     def __init__(self, options: OptionsT | None = None) -> None:
+        # A part's ``options_type`` is its OptionsT; a class variable cannot be declared of that type.
         self.options: OptionsT = options if options is not None else self.options_type()  # type: ignore[assignment]
 
     # -- server, before training ------------------------------------------------------------------------------
