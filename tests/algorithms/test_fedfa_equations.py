@@ -432,7 +432,7 @@ class TestAveraging:
                 part.after_step(context, batch_of(features, labels))
             part.after_epoch(context)
             total.add({f"anchors/{group}": entry for group, entry in part.contribute(context).items()})
-        server = ServerStep(0, {}, {"anchors": {"anchors": self.OLD.clone()}}, total, num_clients=2)
+        server = ServerStep(0, {}, {"anchors": {"anchors": self.OLD.clone()}}, total, 2, {}, np.random.default_rng(0))
         part.step(server)
         return server.state["anchors"]["anchors"]
 

@@ -16,7 +16,8 @@ def client(features: list[list[float]], labels: list[int], received: Tensors) ->
     """A client whose single batch of the epoch has these features."""
     y = torch.tensor(labels)
     return ClientContext(
-        client=0, round=0, model=SplitModel.of(torch.nn.Linear(2, 3)), start={}, received={"anchors": received},
+        client=0, round=0, rounds=1, parameters={},
+        model=SplitModel.of(torch.nn.Linear(2, 3)), start={}, received={"anchors": received},
         kept={},
         local=LocalTraining(1, 8, 0.1, 0, 0), size=len(y), label_counts=torch.bincount(y, minlength=3), num_classes=3,
         rng=stream(0, "test"), batches_per_epoch=1,
@@ -42,7 +43,9 @@ def test_anchors_after_the_round_are_the_true_class_means_and_unseen_classes_kee
         part.after_step(ctx, ctx.data)
         part.after_epoch(ctx)
         total.add({f"anchors/{group}": sums for group, sums in part.contribute(ctx).items()})
-    server = ServerStep(round=0, model={}, state={"anchors": dict(state)}, total=total, num_clients=2)
+    server = ServerStep(
+        round=0, model={}, state={"anchors": dict(state)}, total=total, num_clients=2, roles={}, rng=stream(0, "t")
+    )
     part.step(server)
     expected = torch.tensor([[3.0, 2.0], [0.0, 6.0], [0.5, 0.5]])
     torch.testing.assert_close(server.state["anchors"]["anchors"], expected)

@@ -134,7 +134,7 @@ class Runner:
         state = self.state
         received = self.recipe.broadcast(state.parts, state.round)
         return RoundPlan(
-            state.round, state.model, received, local or self.settings.local.in_round(state.round), self.seed
+            state.round, state.model, received, local or self.settings.local.in_round(state.round), self.seed, rounds=2
         )
 
     def train(self, client: int, local: LocalTraining | None = None) -> ClientResult:
@@ -145,7 +145,7 @@ class Runner:
         total = Total(keep_each=self.recipe.needs_each)
         for client in order if order is not None else range(len(self.clients)):
             total.add(self.train(client).sums)
-        self.state = finish_round(self.recipe, self.roles, self.state, total, len(self.clients))
+        self.state = finish_round(self.recipe, self.roles, self.state, total, len(self.clients), self.seed)
         return self.state
 
     @property
@@ -168,7 +168,8 @@ def client_context(
     for parameter in head.parameters():
         nn.init.zeros_(parameter)
     return ClientContext(
-        client=0, round=0, model=SplitModel.of(head), start={}, received={"anchors": {"anchors": anchors}}, kept={},
+        client=0, round=0, rounds=1, parameters={},
+        model=SplitModel.of(head), start={}, received={"anchors": {"anchors": anchors}}, kept={},
         local=LocalTraining(epochs=1, batch_size=4, lr=lr, momentum=0.0, weight_decay=0.0), size=sum(label_counts),
         label_counts=torch.tensor(label_counts), num_classes=classes, rng=np.random.default_rng(0),
         batches_per_epoch=batches,

@@ -65,12 +65,10 @@ class Bench:
         self.start = clone(self.network.state())
         self.recipe = Recipe([Averaging(), *parts])
         self.task = Task(self.network, CLASSES, num_clients=5, rounds=3)
-        self.roles: Mapping[str, Role] = self.recipe.roles(self.task)
-        if buffers_local:
-            self.roles = {**self.roles, **dict.fromkeys(self.network.buffer_names(), Role.LOCAL)}
+        self.roles: Mapping[str, Role] = self.recipe.roles(self.task, local_buffers=buffers_local)
         self.trainer = ClientTrainer(self.network, self.recipe, self.roles)
 
     def plan(
         self, round: int = 0, how: LocalTraining | None = None, received: PartTensors | None = None, seed: int = 1
     ) -> RoundPlan:
-        return RoundPlan(round, clone(self.start), received or {}, how if how is not None else local(), seed)
+        return RoundPlan(round, clone(self.start), received or {}, how if how is not None else local(), seed, rounds=3)

@@ -16,7 +16,7 @@ def one_round(bench: Bench, state: ServerState, clients: int = 2) -> ServerState
     for client in range(clients):
         plan = bench.plan(round=state.round)
         total.add(bench.trainer.train(plan, client, toy_data(4 + 4 * client, seed=client), {}).sums)
-    return finish_round(bench.recipe, bench.roles, state, total, num_clients=5)
+    return finish_round(bench.recipe, bench.roles, state, total, num_clients=5, seed=1)
 
 
 def test_state_comes_back_from_its_tensors() -> None:
@@ -62,7 +62,7 @@ def test_round_by_hand() -> None:
         update = {name: torch.full_like(value, change) for name, value in bench.start.items()}
         total.add({"fedavg/model": WeightedSum.of(update, weight)})
     before = clone(bench.start)
-    state = finish_round(bench.recipe, bench.roles, ServerState(0, bench.start, {}), total, num_clients=5)
+    state = finish_round(bench.recipe, bench.roles, ServerState(0, bench.start, {}), total, num_clients=5, seed=1)
     assert state.round == 1
     for name, value in before.items():
         assert torch.equal(state.model[name], (value.double() + 5).float())
@@ -129,6 +129,6 @@ def test_the_cohorts_sums_are_additive_end_to_end() -> None:
     for half in (first, second):
         joined.add({"fedavg/model": half["fedavg/model"]})
     parts: PartTensors = {}
-    a = finish_round(bench.recipe, bench.roles, ServerState(0, bench.start, parts), one_by_one, 5)
-    b = finish_round(bench.recipe, bench.roles, ServerState(0, bench.start, parts), joined, 5)
+    a = finish_round(bench.recipe, bench.roles, ServerState(0, bench.start, parts), one_by_one, 5, 1)
+    b = finish_round(bench.recipe, bench.roles, ServerState(0, bench.start, parts), joined, 5, 1)
     assert all(torch.equal(a.model[name], b.model[name]) for name in a.model)

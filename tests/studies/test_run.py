@@ -14,10 +14,10 @@ from torch import nn
 import fedfa
 from fedfa.data import DataSet, Samples
 from fedfa.errors import ClientError, DataError, ModelError, RecipeError, SettingsError
-from fedfa.learning.evaluate import Evaluation
+from fedfa.learning.evaluate import Evaluation, mean_evaluation
 from fedfa.learning.random import torch_stream
 from fedfa.studies.files import load_tensors
-from fedfa.studies.run import mean_evaluation, run
+from fedfa.studies.run import run
 from fedfa.studies.setup import prepare
 from tests.studies.study_toys import STATEFUL, TIMES, assert_same_run, equal_tensors, kept_by_clients, small, timeless
 
@@ -175,7 +175,7 @@ def test_what_is_left_at_the_end(tmp_path: Path, blobs: DataSet) -> None:
     assert server["round"].item() == 4
     network = prepare(small(), data=blobs)
     engine = network.engine()
-    assert engine.evaluate(result.model).accuracy == result.final_accuracy
+    assert engine.evaluate(result.model, {}).accuracy == result.final_accuracy
 
 
 def test_a_watcher_sees_each_round_as_it_is_written(tmp_path: Path, blobs: DataSet) -> None:
@@ -277,7 +277,7 @@ def test_local_buffers_are_evaluated_with_each_clients_own(tmp_path: Path, blobs
     each = []
     for tensors in kept_by_clients(tmp_path / "run").values():
         own = {name.removeprefix("model/"): value for name, value in tensors.items()}
-        each.append(engine.evaluate({**result.model, **own}).accuracy)
+        each.append(engine.evaluate({**result.model, **own}, {}).accuracy)
     assert len(set(each)) > 1
     assert result.final_accuracy == pytest.approx(sum(each) / 6)
 

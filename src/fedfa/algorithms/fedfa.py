@@ -29,6 +29,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
+from fedfa.algorithms.class_features import ClassFeatures
 from fedfa.algorithms.method import AUTHORS_TRAINING, Method
 from fedfa.errors import RecipeError
 from fedfa.learning.part import Batch, ClientContext, Options, Part, ServerStep, Task
@@ -109,7 +110,10 @@ class Anchors(Part[AnchorsOptions]):
         """m^(0), or the received anchors."""
         anchors = ctx.received[self.name]["anchors"]
         start = anchors if self.options.start == "received" else torch.zeros_like(anchors)
-        ctx.scratch[self.name] = {"average": start, "previous": start, **_nothing_yet(anchors)}
+        options = self.options
+        ctx.scratch[self.name] = {
+            "features": ClassFeatures(start, options.momentum, options.class_mean, options.average)
+        }
 
     def loss(self, ctx: ClientContext, batch: Batch, loss: Tensor) -> Tensor:
         """Supervised loss + μ · anchor loss (eq. 4)."""
@@ -124,32 +128,14 @@ class Anchors(Part[AnchorsOptions]):
         return loss + self.options.mu * per_class_mean.sum(-1) / ctx.num_classes
 
     def after_step(self, ctx: ClientContext, batch: Batch) -> None:
-        """Accumulate the class features of the forward pass (eq. 6): class sums by one matrix product."""
-        if not self.options.update:
-            return
-        mine = ctx.scratch[self.name]
-        features = batch.features.detach()
-        member = functional.one_hot(batch.y, ctx.num_classes).to(features.dtype)
-        sums, counts = member.mT @ features, member.sum(-2).unsqueeze(-1)
-        if self.options.class_mean == "batch":
-            mine["sum"] = mine["sum"] + sums / counts.clamp(min=1) / ctx.batches_per_epoch
-        else:
-            mine["sum"], mine["count"] = mine["sum"] + sums, mine["count"] + counts
+        """Accumulate the class features of the forward pass (eq. 6)."""
+        if self.options.update:
+            ctx.scratch[self.name]["features"].add(batch.features, batch.y, ctx.batches_per_epoch)
 
     def after_epoch(self, ctx: ClientContext) -> None:
         """The average over epochs (eq. 7)."""
-        if not self.options.update:
-            return
-        mine, momentum = ctx.scratch[self.name], self.options.momentum
-        if self.options.class_mean == "batch":
-            epoch_mean = mine["sum"]
-        else:  # a class not met in this epoch (possible with drop_last) says nothing new
-            epoch_mean = torch.where(mine["count"] > 0, mine["sum"] / mine["count"].clamp(min=1), mine["previous"])
-        before = mine["previous"] if self.options.average == "two-epochs" else mine["average"]
-        mine["average"] = momentum * before + (1 - momentum) * epoch_mean
-        if anchors_in_use(ctx) is None:  # there is nothing to remember yet: the features of the last epoch
-            mine["average"] = epoch_mean
-        mine.update(previous=epoch_mean, **_nothing_yet(epoch_mean))
+        if self.options.update:  # without anchors in use there is nothing to remember yet
+            ctx.scratch[self.name]["features"].end_epoch(remember=anchors_in_use(ctx) is not None)
 
     def contribute(self, ctx: ClientContext) -> Mapping[str, WeightedSum]:
         """The client's class features ā, and their weight; a client that made no step has seen none."""
@@ -158,7 +144,7 @@ class Anchors(Part[AnchorsOptions]):
         received = ctx.received[self.name]["anchors"]
         absent = received if self.options.absent == "keep" else torch.zeros_like(received)
         counts = ctx.label_counts.unsqueeze(-1)
-        average = torch.where(counts > 0, ctx.scratch[self.name]["average"], absent)
+        average = torch.where(counts > 0, ctx.scratch[self.name]["features"].averaged, absent)
         by_size = self.options.weights == "size" and anchors_in_use(ctx) is not None
         weight: float | Tensor = float(ctx.size) if by_size else counts.to(average.dtype)
         return {"anchors": WeightedSum.of({"anchors": average}, weight)}
@@ -221,11 +207,6 @@ class Calibration(Part[CalibrationOptions]):
         mine["steps"] += 1
         for parameter, gradient, (first, second) in zip(parameters, gradients, mine["moments"], strict=True):
             adam_step(parameter, gradient, first, second, mine["steps"], self.options.lr or 0.001)
-
-
-def _nothing_yet(anchors: Tensor) -> Tensors:
-    """Empty class sums and counts for a new epoch."""
-    return {"sum": torch.zeros_like(anchors), "count": torch.zeros_like(anchors[..., :1])}
 
 
 def anchors_in_use(ctx: ClientContext) -> Tensor | None:

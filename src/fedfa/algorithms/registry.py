@@ -20,7 +20,13 @@ from fedfa.learning.part import Part
 from fedfa.learning.recipe import Recipe
 from fedfa.messages import nearest, validation_message
 
-_METHODS: dict[str, Method] = {method.name: method for method in (FEDAVG, FEDFA)}
+ALL = (
+    FEDAVG,
+    FEDFA,
+)
+"""The methods that come with fedfa, in the order in which they are listed."""
+
+_METHODS: dict[str, Method] = {method.name: method for method in ALL}
 
 
 def methods() -> Mapping[str, Method]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -71,6 +72,20 @@ class Federation:
 
     def __len__(self) -> int:
         return len(self.partition)
+
+    def pooled(self) -> Federation:
+        """The same data with one client that holds the samples of all."""
+        order = self.partition.order
+        return Federation(self.dataset, Partition(order, np.array([0, len(order)], dtype=self.partition.offsets.dtype)))
+
+    def test_of(self, number: int) -> Samples:
+        """The test samples of the domains that a client has data of; all of them where there is one domain."""
+        train, test = self.dataset.train, self.dataset.test
+        if train.domains is None or test.domains is None or len(self.dataset.domains) < 2:
+            return test
+        own = torch.unique(train.domains[self.client(number).positions])
+        chosen = torch.isin(test.domains, own).nonzero().squeeze(1)
+        return Samples(test.inputs[chosen], test.labels[chosen], domains=test.domains[chosen])
 
     def client(self, number: int) -> ClientSamples:
         """The samples of client ``number``, counted from 0."""

@@ -24,8 +24,14 @@ class Engine(Protocol):
             kept: Gives what a client kept from earlier rounds.
         """
 
-    def evaluate(self, model: Tensors) -> Evaluation:
-        """Evaluate weights on the test set."""
+    def evaluate(self, model: Tensors, received: PartTensors, client: int | None = None) -> Evaluation:
+        """Evaluate weights on the test set.
+
+        Args:
+            model: The weights.
+            received: What a client would receive of each part's state (prototypes that classify …).
+            client: Whose model it is; then only the test samples of the domains this client has data of count.
+        """
 
     def close(self) -> None:
         """Let go of processes and memory."""

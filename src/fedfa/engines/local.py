@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from fedfa.data import Federation
 from fedfa.engines.allocator import keep_freed_memory
@@ -52,20 +53,36 @@ class LocalEngine:
         for client in clients:
             yield self._trainer.train(plan, client, self._federation.client(client), kept(client))
 
-    def evaluate(self, model: Tensors) -> Evaluation:
+    def evaluate(self, model: Tensors, received: PartTensors, client: int | None = None) -> Evaluation:
         """See :class:`~fedfa.engines.engine.Engine`."""
         self._model.load(model)
         dataset = self._federation.dataset
+        test = dataset.test if client is None else self._federation.test_of(client)
         return evaluate(
             self._model,
-            dataset.test.inputs,
-            dataset.test.labels,
+            test.inputs,
+            test.labels,
             dataset.normalisation.batch,
-            domains=dataset.test.domains,
+            domains=test.domains,
             domain_names=dataset.domains,
+            score=self._score(received),
             batch_size=self._evaluation_batch,
             device=self._device,
         )
+
+    def _score(self, received: PartTensors) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """The recipe's way to predict, None where it is the network's own."""
+        hooks = self._trainer.recipe.hooks("predict")
+        if not hooks:
+            return None
+        there = {part: {n: t.to(self._device) for n, t in tensors.items()} for part, tensors in received.items()}
+
+        def score(features: Tensor, logits: Tensor) -> Tensor:
+            for hook in hooks:
+                logits = hook(there, features, logits)
+            return logits
+
+        return score
 
     def close(self) -> None:
         """Nothing to let go of."""

@@ -6,8 +6,9 @@ recipe's hooks. Neither knows of the other.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -51,6 +52,10 @@ class RoundPlan:
     received: PartTensors
     local: LocalTraining
     seed: int
+    rounds: int
+    """The planned number of rounds."""
+    survey: bool = False
+    """Not a round of training: the survey after the last one."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,8 @@ class ClientResult:
     """Samples seen, counted once per epoch."""
     loss: float | None
     """Mean of the local loss over all steps; None if there was no step."""
+    cpu_seconds: float = 0.0
+    """Processor time it took."""
 
 
 @dataclass
@@ -87,6 +94,8 @@ class ClientTrainer:
         parameters = dict(self.model.module.named_parameters())
         for name, parameter in parameters.items():
             parameter.requires_grad_(self.roles[name] is not Role.FROZEN)
+        self.shared_parameters = {name: p for name, p in parameters.items() if self.roles[name] is Role.SHARED}
+        self.model.watch(self.recipe.watches)
         trained = [parameter for parameter in parameters.values() if parameter.requires_grad]
         # One optimiser for all clients: making one per client costs more than it seems.
         fused = self.device.type in ("cpu", "cuda") and all(p.is_floating_point() for p in trained)
@@ -107,7 +116,9 @@ class ClientTrainer:
         work = _ClientRound(self, plan, client, data, kept)
         try:
             with torch_stream(plan.seed, "torch", plan.round, client, device=self.device):
-                return work.run()
+                started = time.process_time()
+                result = work.survey() if plan.survey else work.run()
+                return replace(result, cpu_seconds=time.process_time() - started)
         except ClientError:
             raise
         except Exception as error:
@@ -148,7 +159,7 @@ class _ClientRound:
         self.stage = "building the update"
         state = model.state()
         roles = self.trainer.roles
-        ctx.update = {name: state[name] - ctx.start[name] for name in state if roles[name] is Role.SHARED}
+        ctx.update = {name: state[name] - ctx.start[name] for name in state if roles[name].travels}
         sums: Sums = {}
         for part in recipe.parts:
             sums.update({f"{part.name}/{group}": entry for group, entry in part.contribute(ctx).items()})
@@ -161,6 +172,16 @@ class _ClientRound:
             self.kept = {part: {n: t.cpu() for n, t in tensors.items()} for part, tensors in self.kept.items()}
         return ClientResult(self.client, sums, self.kept, ctx.steps, self.sample_steps, loss)
 
+    def survey(self) -> ClientResult:
+        """What the client tells after the last round; nothing is trained, nothing kept anew."""
+        ctx = self._context()
+        self.stage = "survey"
+        sums: Sums = {}
+        for part in self.trainer.recipe.parts:
+            sums.update({f"{part.name}/{group}": entry.cpu() for group, entry in part.survey(ctx).items()})
+        self._check_finite(sums)
+        return ClientResult(self.client, sums, self.kept, 0, 0, None)
+
     def _context(self) -> ClientContext:
         """Load the round's weights and gather what the hooks may see."""
         model, plan, device = self.trainer.model, self.plan, self.trainer.device
@@ -172,7 +193,9 @@ class _ClientRound:
         return ClientContext(
             client=self.client,
             round=plan.round,
+            rounds=plan.rounds,
             model=model,
+            parameters=self.trainer.shared_parameters,
             start=start,
             received={p: {n: t.to(device) for n, t in tensors.items()} for p, tensors in plan.received.items()},
             kept=self.kept,
@@ -191,16 +214,19 @@ class _ClientRound:
         change_logits, change_loss = recipe.hooks("logits"), recipe.hooks("loss")
         change_gradient, after_step = recipe.hooks("gradient"), recipe.hooks("after_step")
         shuffle = stream(self.plan.seed, "shuffle", ctx.round, ctx.client)
-        for epoch in range(local.epochs):
+        epochs = local.epochs if local.steps is None else -(-local.steps // max(1, ctx.batches_per_epoch))
+        for epoch in range(epochs):
             ctx.epoch = epoch
             order = torch.from_numpy(shuffle.permutation(ctx.size))
             for number in range(ctx.batches_per_epoch):
+                if ctx.steps == local.steps:
+                    break
                 self.stage = f"local training (epoch {epoch + 1}, batch {number + 1})"
                 index = order[number * local.batch_size : (number + 1) * local.batch_size]
                 x, y = self.data.batch(index)
                 x, y = x.to(device), y.to(device)
                 features, logits = ctx.model(x)
-                batch = Batch(x, y, index, features, logits)
+                batch = Batch(x, y, index, features, logits, ctx.model.outputs)
                 for hook in change_logits:
                     logits = hook(ctx, batch, logits)
                 loss = functional.cross_entropy(logits, y)

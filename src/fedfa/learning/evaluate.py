@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +31,7 @@ def evaluate(
     *,
     domains: Tensor | None = None,
     domain_names: tuple[str, ...] = (),
+    score: Callable[[Tensor, Tensor], Tensor] | None = None,
     batch_size: int = 500,
     device: torch.device | None = None,
 ) -> Evaluation:
@@ -43,6 +44,7 @@ def evaluate(
         prepare: Turns a slice of ``inputs`` into what the network takes.
         domains: Domain of each sample, if there are several.
         domain_names: Their names.
+        score: From features and logits to the scores whose largest is the prediction; left out, the logits.
         batch_size: Samples at a time.
         device: Where the network is.
     """
@@ -53,10 +55,12 @@ def evaluate(
     with torch.inference_mode():
         for start in range(0, len(labels), batch_size):
             y = labels[start : start + batch_size].to(device)
-            logits = model.module(prepare(inputs[start : start + batch_size]).to(device))
-            hits.append((logits.argmax(-1) == y).cpu())
+            features, logits = model(prepare(inputs[start : start + batch_size]).to(device))
+            scores = logits if score is None else score(features, logits)
+            hits.append((scores.argmax(-1) == y).cpu())
             losses.append(functional.cross_entropy(logits, y, reduction="none").cpu())
     model.module.train(was_training)
+    model.outputs = {}
     hit, loss = torch.cat(hits), torch.cat(losses)
     by_class = [
         float(hit[chosen].double().mean()) if (chosen := labels == c).any() else None for c in range(model.num_classes)
@@ -70,3 +74,18 @@ def evaluate(
         }
     accuracy = sum(by_domain.values()) / len(by_domain) if by_domain else float(hit.double().mean())
     return Evaluation(accuracy, float(loss.double().mean()), by_class, by_domain)
+
+
+def mean_evaluation(each: Sequence[Evaluation]) -> Evaluation:
+    """The mean of several models' evaluations; by class and by domain over those that have it."""
+    by_class: list[float | None] = []
+    for values in zip(*(one.class_accuracy for one in each), strict=True):
+        present = [value for value in values if value is not None]
+        by_class.append(sum(present) / len(present) if present else None)
+    domains = sorted({name for one in each for name in one.domain_accuracy})
+    by_domain = {}
+    for domain in domains:
+        present = [one.domain_accuracy[domain] for one in each if domain in one.domain_accuracy]
+        by_domain[domain] = sum(present) / len(present)
+    accuracy, loss = (sum(getattr(one, what) for one in each) / len(each) for what in ("accuracy", "loss"))
+    return Evaluation(accuracy, loss, by_class, by_domain)

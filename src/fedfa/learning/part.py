@@ -13,23 +13,28 @@ Order of events in one round::
              end → contribute
     server   step            (sees the total of all contributions)
 
+Before the first round: ``adapt`` (the network), ``init`` (server state), ``roles``, ``check``. In evaluations:
+``predict``. After the last round, for parts that have one, a survey: ``survey`` on every client, ``conclude`` on the
+server.
+
 Hooks of the client see tensors that may carry one extra leading axis, the clients of a stacked execution. They
 reduce over trailing axes only (``.sum(-1)``, ``.mean(-1)``, ``@``), so one text serves both forms.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
+import torch
 from pydantic import BaseModel, ConfigDict
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedfa.learning.sums import Total, WeightedSum
-from fedfa.learning.tensors import PartTensors, Tensors
+from fedfa.learning.tensors import PartTensors, Tensors, clone
 from fedfa.models.split import SplitModel
 
 
@@ -48,10 +53,36 @@ class Role(Enum):
 
     SHARED = "shared"
     """Sent to the clients, trained there, averaged by the server."""
+    AVERAGED = "averaged"
+    """Sent and averaged, but not trained: statistics that the network gathers by itself (BatchNorm)."""
     LOCAL = "local"
     """Each client keeps its own; it never leaves the client."""
     FROZEN = "frozen"
     """Set once, never trained, not sent back."""
+
+    @property
+    def travels(self) -> bool:
+        """Whether the tensor goes to the server and back."""
+        return self in (Role.SHARED, Role.AVERAGED)
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """How a client trains in one round. ``lr`` is this round's learning rate, decay included."""
+
+    epochs: int
+    batch_size: int
+    lr: float
+    momentum: float
+    weight_decay: float
+    drop_last: bool = False
+    steps: int | None = None
+    """Exactly so many optimiser steps, over as many epochs as that takes; left out, ``epochs`` decides."""
+
+    def steps_on(self, size: int) -> int:
+        """Optimiser steps a client with so many samples makes in its epochs."""
+        batches = size // self.batch_size if self.drop_last else -(-size // self.batch_size)
+        return self.epochs * batches
 
 
 @dataclass(frozen=True)
@@ -65,23 +96,13 @@ class Task:
     num_classes: int
     num_clients: int
     rounds: int
+    local: LocalTraining | None = None
+    """How clients train in the first round, where that is known beforehand."""
 
     @property
     def feature_dim(self) -> int:
         """Width of the features that enter the classifier."""
         return self.model.feature_dim
-
-
-@dataclass(frozen=True)
-class LocalTraining:
-    """How a client trains in one round. ``lr`` is this round's learning rate, decay included."""
-
-    epochs: int
-    batch_size: int
-    lr: float
-    momentum: float
-    weight_decay: float
-    drop_last: bool = False
 
 
 @dataclass(slots=True)
@@ -95,6 +116,8 @@ class Batch:
     features: Tensor
     """What enters the linear classifier, with its graph."""
     logits: Tensor
+    outputs: Tensors = field(default_factory=dict)
+    """Outputs of the modules that parts asked to watch, with their graph."""
 
 
 @dataclass
@@ -104,7 +127,11 @@ class ClientContext:
     client: int
     round: int
     """Counted from 0."""
+    rounds: int
+    """The planned number of rounds; a part that reads it says so with ``uses_horizon``."""
     model: SplitModel
+    parameters: dict[str, nn.Parameter]
+    """The live parameters that are trained and shared, by name. Those that stay on the client are not among them."""
     start: Tensors
     """The weights this round started from, by name; read only."""
     received: PartTensors
@@ -126,7 +153,33 @@ class ClientContext:
     scratch: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Per part, lives only during this round."""
     update: Tensors = field(default_factory=dict)
-    """After local training: trained minus received weights, for every shared tensor."""
+    """After local training: trained minus received weights, for every tensor that goes to the server."""
+
+    def features(self, weights: Tensors | None = None, batch_size: int = 500) -> Tensor:
+        """The features of all the client's samples, ``[size, d]``: one pass in evaluation mode, without a graph.
+
+        Args:
+            weights: Weights to use instead of the network's present ones (which are put back afterwards).
+            batch_size: Samples at a time.
+        """
+        module = self.model.module
+        own, was_training = clone(self.model.state()) if weights is not None else None, module.training
+        self.model.load(weights or {})
+        module.eval()
+        device = self.label_counts.device
+        with torch.no_grad():
+            chunks = [
+                self.model(self.data.batch(positions)[0].to(device))[0]
+                for positions in torch.split(torch.arange(self.size), batch_size)
+            ]
+        module.train(was_training)
+        self.model.load(own or {})
+        return torch.cat(chunks) if chunks else self.model.head.weight.new_zeros(0, self.model.feature_dim)
+
+    def labels(self) -> Tensor:
+        """The labels of all the client's samples, in the order of :meth:`features`."""
+        chunks = [self.data.batch(positions)[1] for positions in torch.split(torch.arange(self.size), 500)]
+        return torch.cat(chunks).to(self.label_counts.device) if chunks else self.label_counts.new_zeros(0)
 
 
 @dataclass
@@ -141,8 +194,17 @@ class ServerStep:
     total: Total
     num_clients: int
     """Clients in the federation (not only in this cohort)."""
+    roles: Mapping[str, Role]
+    """Role of each tensor of the model."""
+    rng: np.random.Generator
+    """A stream of its own for this round, for parts that draw."""
     update: Tensors = field(default_factory=dict)
     """What will be added to the model after the last part's step; the base part sets it, later ones transform it."""
+
+    @property
+    def trained(self) -> list[str]:
+        """Names in ``update`` that clients train: a server's optimiser acts on these, not on statistics."""
+        return [name for name in self.update if self.roles[name] is Role.SHARED]
 
 
 OptionsT = TypeVar("OptionsT", bound=Options)
@@ -163,12 +225,24 @@ class Part(Generic[OptionsT]):
     """A base part turns the cohort's updates into ``server.update``; a recipe has exactly one."""
     needs_each: ClassVar[bool] = False
     """True if the server's step must see each client's sums, not only their total."""
+    slot: ClassVar[str | None] = None
+    """Names a place that only one part of a recipe can have, e.g. ``"server optimiser"``."""
+    refuses: ClassVar[Mapping[str, str]] = {}
+    """Parts or slots it cannot stand beside, with the reason."""
+    uses_horizon: ClassVar[bool] = False
+    """True if what happens depends on the planned number of rounds: such a run cannot be made longer afterwards."""
+    pools_data: ClassVar[bool] = False
+    """True if there are no clients: one site holds all the data and makes as many steps as the cohort would."""
 
     def __init__(self, options: OptionsT | None = None) -> None:
         # A part's ``options_type`` is its OptionsT; a class variable cannot be declared of that type.
         self.options: OptionsT = options if options is not None else self.options_type()  # type: ignore[assignment]
 
     # -- server, before training ------------------------------------------------------------------------------
+    def adapt(self, model: SplitModel, rng: np.random.Generator) -> SplitModel:
+        """The network to train, made from the one that was asked for (e.g. with another classifier)."""
+        return model
+
     def init(self, task: Task, rng: np.random.Generator) -> Tensors:
         """This part's server state before the first round."""
         return {}
@@ -176,6 +250,13 @@ class Part(Generic[OptionsT]):
     def roles(self, task: Task) -> Mapping[str, Role]:
         """Roles of tensors of the model that differ from ``SHARED``, by name."""
         return {}
+
+    def check(self, task: Task, roles: Mapping[str, Role]) -> None:
+        """Raise :class:`~fedfa.errors.RecipeError` if the method cannot work with this task."""
+
+    def watches(self) -> Sequence[str]:
+        """Names of modules whose outputs each batch shall carry."""
+        return ()
 
     # -- server, each round -----------------------------------------------------------------------------------
     def broadcast(self, state: Tensors, round: int) -> Tensors:
@@ -213,9 +294,22 @@ class Part(Generic[OptionsT]):
         """What goes to the server, by group; ``ctx.update`` is known."""
         return {}
 
+    # -- evaluation -------------------------------------------------------------------------------------------
+    def predict(self, received: PartTensors, features: Tensor, logits: Tensor) -> Tensor:
+        """Transform the scores ``[N, C]`` whose largest is the predicted class."""
+        return logits
+
+    # -- after the last round ---------------------------------------------------------------------------------
+    def survey(self, ctx: ClientContext) -> Mapping[str, WeightedSum]:
+        """What every client tells of its data under the final model; nothing is trained."""
+        return {}
+
+    def conclude(self, server: ServerStep) -> None:
+        """With the total of the survey: set ``server.update`` (empty at first) to change the final model."""
+
 
 HOOKS: tuple[str, ...] = (
-    "begin", "logits", "loss", "gradient", "after_step", "after_epoch", "end",
+    "begin", "logits", "loss", "gradient", "after_step", "after_epoch", "end", "predict", "survey",
 )  # fmt: skip
 
 

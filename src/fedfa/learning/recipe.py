@@ -11,6 +11,7 @@ from fedfa.errors import RecipeError
 from fedfa.learning.part import HOOKS, Part, Role, Task, overridden
 from fedfa.learning.random import stream
 from fedfa.learning.tensors import PartTensors
+from fedfa.models.split import SplitModel
 
 RESERVED = ("model", "round", "recipe", "variant")
 """Names that settings, checkpoints or clients use beside the parts' own."""
@@ -51,10 +52,36 @@ class Recipe:
                     "which no earlier part provides"
                 )
             seen.add(part.name)
+        self._check_neighbours()
         self._hooks = {
             hook: [call for part in self.parts if (call := overridden(part, hook)) is not None] for hook in HOOKS
         }
         self.needs_each = any(part.needs_each for part in self.parts)
+        self.uses_horizon = any(part.uses_horizon for part in self.parts)
+        self.pools_data = any(part.pools_data for part in self.parts)
+        self.watches = tuple(dict.fromkeys(name for part in self.parts for name in part.watches()))
+
+    def _check_neighbours(self) -> None:
+        slots: dict[str, str] = {}
+        for part in self.parts:
+            if part.slot is not None and slots.setdefault(part.slot, part.name) != part.name:
+                raise RecipeError(
+                    f"recipe {self.title!r} has two parts that are a {part.slot}: {slots[part.slot]!r} and "
+                    f"{part.name!r}; choose one"
+                )
+            for other in self.parts:
+                for refused in (other.name, other.slot):
+                    if refused is not None and refused in part.refuses and other is not part:
+                        raise RecipeError(
+                            f"recipe {self.title!r}: {part.name!r} does not go with {other.name!r}: "
+                            f"{part.refuses[refused]}"
+                        )
+
+    def adapt(self, model: SplitModel, seed: int) -> SplitModel:
+        """The network with every part's changes."""
+        for part in self.parts:
+            model = part.adapt(model, stream(seed, f"adapt {part.name}"))
+        return model
 
     def hooks(self, name: str) -> list[Callable[..., Any]]:
         """The overridden hooks of this name, in order."""
@@ -69,16 +96,21 @@ class Recipe:
         sent = {part.name: part.broadcast(state.get(part.name, {}), round) for part in self.parts}
         return {name: tensors for name, tensors in sent.items() if tensors}
 
-    def roles(self, task: Task) -> dict[str, Role]:
+    def roles(self, task: Task, *, local_buffers: bool = False) -> dict[str, Role]:
         """The role of every tensor of the model; two parts that disagree are refused.
 
         A parameter whose owner switched its gradient off stays frozen unless a part says otherwise; so do tensors of
-        which there is no mean (masks, complex numbers).
+        which there is no mean (masks, complex numbers). Buffers are averaged, or stay with the client.
+
+        Args:
+            task: What is to be learnt.
+            local_buffers: Whether each client keeps the buffers that no part claims.
         """
-        roles = {
-            name: Role.FROZEN if value.dtype is torch.bool or value.is_complex() else Role.SHARED
-            for name, value in task.model.state().items()
-        }
+        roles = dict.fromkeys(task.model.state(), Role.SHARED)
+        roles |= dict.fromkeys(task.model.buffer_names(), Role.LOCAL if local_buffers else Role.AVERAGED)
+        for name, value in task.model.state().items():
+            if value.dtype is torch.bool or value.is_complex():
+                roles[name] = Role.LOCAL if local_buffers and roles[name] is Role.LOCAL else Role.FROZEN
         for name, parameter in task.model.module.named_parameters():
             if not parameter.requires_grad:
                 roles[name] = Role.FROZEN
@@ -96,4 +128,6 @@ class Recipe:
                         f"{roles[name].value} and {role.value}; they cannot be combined"
                     )
                 roles[name], set_by[name] = role, part.name
+        for part in self.parts:
+            part.check(task, roles)
         return roles

@@ -6,13 +6,15 @@ that layer in a network as its author wrote it and captures its input, so no net
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from fedfa.errors import ModelError
+from fedfa.messages import nearest
 
 
 class SplitModel:
@@ -28,6 +30,9 @@ class SplitModel:
         self.head = head
         self.head_name = head_name
         self._features: Tensor | None = None
+        self._watched: list[RemovableHandle] = []
+        self.outputs: dict[str, Tensor] = {}
+        """Outputs of the watched modules in the last forward pass, with their graph."""
         head.register_forward_pre_hook(self._capture)
 
     @classmethod
@@ -83,11 +88,33 @@ class SplitModel:
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Features and logits of a batch."""
+        self.outputs = {}
         logits = self.module(x)
         features = self._features
         assert features is not None, "the classifier was not called in the forward pass"
         self._features = None  # do not keep the graph alive
         return features, logits
+
+    def watch(self, names: Sequence[str]) -> None:
+        """From now on keep the outputs of these modules (and of no others) in :attr:`outputs`.
+
+        Raises:
+            ModelError: The network has no such module.
+        """
+        modules = dict(self.module.named_modules())
+        for name in names:
+            if name not in modules:
+                known = ", ".join(filter(None, modules))
+                raise ModelError(f"the network has no module {name!r}{nearest(name, modules)}; its modules are {known}")
+        for handle in self._watched:
+            handle.remove()
+        self._watched = [modules[name].register_forward_hook(self._keep_output(name)) for name in names]
+
+    def _keep_output(self, name: str) -> Callable[[nn.Module, Any, Tensor], None]:
+        def keep(_module: nn.Module, _args: Any, output: Tensor) -> None:
+            self.outputs[name] = output
+
+        return keep
 
     def state(self) -> dict[str, Tensor]:
         """Every parameter and buffer by name: the live tensors, detached from the graph.

@@ -7,7 +7,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,9 @@ from fedfa.engines.engine import Engine
 from fedfa.errors import RunError
 from fedfa.learning.client import MODEL, RoundPlan
 from fedfa.learning.cohort import choose_cohort
-from fedfa.learning.evaluate import Evaluation
-from fedfa.learning.part import Role
-from fedfa.learning.server import ServerState, finish_round
+from fedfa.learning.evaluate import mean_evaluation
+from fedfa.learning.part import LocalTraining, Role
+from fedfa.learning.server import ServerState, finish_round, finish_survey
 from fedfa.learning.sums import Total, sums_nbytes
 from fedfa.learning.tensors import Tensors, flatten, nbytes
 from fedfa.studies.folder import RunFolder
@@ -33,6 +33,8 @@ from fedfa.studies.setup import Laboratory, ModelMaker, prepare
 Watcher = Callable[[dict[str, Any]], None]
 """Called with each round's record as soon as it is written."""
 
+Finish = Callable[..., ServerState]
+"""What the server does with the total: :func:`finish_round` or :func:`finish_survey`."""
 
 FREE_ON_RESUME = {"data.dir", "data.offline", "checkpoint.every"}
 """Settings that cannot change a result: they may differ when a run is resumed."""
@@ -118,6 +120,11 @@ def check_same(recorded: Settings, asked: Settings, path: Path) -> None:
     before, now = flat(recorded.to_dict()), flat(asked.to_dict())
     different = _differences(before, now)
     if different == ["rounds"] and asked.rounds > recorded.rounds:
+        if asked.recipe().uses_horizon:
+            raise RunError(
+                f"{path} cannot be made longer: {asked.algorithm.recipe!r} follows a schedule over all "
+                f"{recorded.rounds} rounds; start anew with --rounds {asked.rounds} and another --out"
+            )
         return
     if different:
         lines = "; ".join(f"{key} was {before.get(key)!r}, now {now.get(key)!r}" for key in different)
@@ -133,6 +140,7 @@ class _Rounds:
         self.has_local = Role.LOCAL in laboratory.roles.values()
 
     def run(self, state: ServerState) -> dict[str, Any]:
+        """All rounds that are missing, and what follows the last one."""
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # the result must not depend on how many cores there are
         engine = self.lab.engine()
@@ -141,6 +149,8 @@ class _Rounds:
                 state = self._round(engine, state)
                 if state.round % self.settings.checkpoint.every == 0 or state.round == self.settings.rounds:
                     self.folder.checkpoint(state)
+            if self.lab.recipe.hooks("survey"):
+                state = self._survey(engine, state)
         finally:
             engine.close()
             torch.set_num_threads(threads)
@@ -153,35 +163,63 @@ class _Rounds:
         cohort = choose_cohort(
             self.sizes, settings.cohort.count(len(self.sizes)), settings.cohort.selection, settings.seed, state.round
         )
-        plan = RoundPlan(
+        local = settings.local.in_round(state.round)
+        if lab.recipe.pools_data:  # one site with everybody's data does the work of this round's cohort
+            local = replace(local, steps=sum(local.steps_on(int(self.sizes[client])) for client in cohort))
+            cohort = [0]
+        return self._exchange(engine, state, self._plan(state, local), cohort, finish_round)
+
+    def _survey(self, engine: Engine, state: ServerState) -> ServerState:
+        """After the last round: every client that holds data tells what the parts ask of it.
+
+        Not checkpointed: it follows from the last checkpoint, so a run that is killed here repeats it, and a run that
+        is made longer goes on from the model before it.
+        """
+        plan = replace(self._plan(state, self.settings.local.in_round(state.round)), survey=True)
+        clients = [0] if self.lab.recipe.pools_data else [int(c) for c in np.flatnonzero(self.sizes)]
+        return self._exchange(engine, state, plan, clients, finish_survey)
+
+    def _plan(self, state: ServerState, local: LocalTraining) -> RoundPlan:
+        return RoundPlan(
             round=state.round,
             model=state.model,
-            received=lab.recipe.broadcast(state.parts, state.round),
-            local=settings.local.in_round(state.round),
-            seed=settings.seed,
+            received=self.lab.recipe.broadcast(state.parts, state.round),
+            local=local,
+            seed=self.settings.seed,
+            rounds=self.settings.rounds,
         )
+
+    def _exchange(
+        self, engine: Engine, state: ServerState, plan: RoundPlan, clients: list[int], finish: Finish
+    ) -> ServerState:
+        """Send the plan to the clients, add up what they return, let the server finish, evaluate, record."""
+        lab = self.lab
         started = time.perf_counter()
         total = Total(keep_each=lab.recipe.needs_each)
-        samples, bytes_up, losses = 0, 0, []
-        for result in engine.train(plan, cohort, self.folder.load_kept):
+        samples, bytes_up, cpu_seconds, losses = 0, 0, 0.0, []
+        for result in engine.train(plan, clients, self.folder.load_kept):
             total.add(result.sums)
-            self.folder.save_kept(result.client, state.round + 1, result.kept)
+            if not plan.survey:
+                self.folder.save_kept(result.client, state.round + 1, result.kept)
             samples += result.sample_steps
             bytes_up += sums_nbytes(result.sums)
+            cpu_seconds += result.cpu_seconds
             losses += [] if result.loss is None or not math.isfinite(result.loss) else [result.loss]
-        state = finish_round(lab.recipe, lab.roles, state, total, len(self.sizes))
+        state = finish(lab.recipe, lab.roles, state, total, lab.task.num_clients, self.settings.seed)
         seconds = time.perf_counter() - started
-        sent = nbytes({n: t for n, t in plan.model.items() if lab.roles[n] is Role.SHARED})
+        sent = nbytes({n: t for n, t in plan.model.items() if lab.roles[n].travels})
         record: dict[str, Any] = {
-            "round": state.round,
-            **self._evaluate(engine, state, cohort),
+            "round": state.round + plan.survey,
+            **self._evaluate(engine, state, clients),
             "train_loss": sum(losses) / len(losses) if losses else None,
-            "cohort": cohort,
+            "cohort": clients,
             "train_seconds": round(seconds, 4),
+            "cpu_seconds": round(cpu_seconds, 4),
             "samples_per_second": round(samples / seconds, 1),
             "bytes_up": bytes_up,
-            "bytes_down": (sent + nbytes(flatten(plan.received))) * len(cohort),
+            "bytes_down": (sent + nbytes(flatten(plan.received))) * len(clients),
             "learning_rate": plan.local.lr,
+            **({"survey": True} if plan.survey else {}),
         }
         self.folder.append_metrics(record)
         if self.watch is not None:
@@ -192,40 +230,39 @@ class _Rounds:
         due = state.round % self.settings.evaluation.every == 0 or state.round == self.settings.rounds
         if not due:
             return {"accuracy": None, "loss": None, "class_accuracy": None, "domain_accuracy": None}
-        if self.has_local:  # no global model exists: the mean over this round's clients, each with its own tensors
-            each = [engine.evaluate({**state.model, **self.folder.load_kept(c).get(MODEL, {})}) for c in cohort]
-            evaluation = mean_evaluation(each)
+        received = self.lab.recipe.broadcast(state.parts, state.round)
+        by_client: dict[str, Any] = {}
+        if self.has_local:  # no global model exists: this round's clients, each with its own tensors on its own domains
+            own = {client: {**state.model, **self.folder.load_kept(client).get(MODEL, {})} for client in cohort}
+            each = {client: engine.evaluate(model, received, client) for client, model in own.items()}
+            evaluation = mean_evaluation(list(each.values()))
+            by_client = {"client_accuracy": {str(client): one.accuracy for client, one in each.items()}}
         else:
-            evaluation = engine.evaluate(state.model)
+            evaluation = engine.evaluate(state.model, received)
         return {
             "accuracy": evaluation.accuracy,
             "loss": evaluation.loss if math.isfinite(evaluation.loss) else None,  # JSON has no infinity
             "class_accuracy": evaluation.class_accuracy,
             "domain_accuracy": evaluation.domain_accuracy,
+            **by_client,
         }
 
 
-def mean_evaluation(each: list[Evaluation]) -> Evaluation:
-    """The mean of several evaluations on one test set."""
-    by_class = [
-        None if any(value is None for value in values) else sum(v for v in values if v is not None) / len(each)
-        for values in zip(*(one.class_accuracy for one in each), strict=True)
-    ]
-    domains = {name: sum(one.domain_accuracy[name] for one in each) / len(each) for name in each[0].domain_accuracy}
-    return Evaluation(
-        sum(one.accuracy for one in each) / len(each), sum(one.loss for one in each) / len(each), by_class, domains
-    )
-
-
 def summarise(settings: Settings, metrics: list[dict[str, Any]], lab: Laboratory) -> dict[str, Any]:
-    """The result of a run: always final, best and the mean of the last ten evaluations, named as such."""
-    evaluated = [record["accuracy"] for record in metrics if record["accuracy"] is not None]
+    """The result of a run: always final, best and the mean of the last ten evaluations, named as such.
+
+    Where a survey follows the last round, the final accuracy is the one after it; best and mean are of the rounds.
+    """
+    evaluated = [record["accuracy"] for record in metrics if record["accuracy"] is not None and "survey" not in record]
+    after = [record["accuracy"] for record in metrics if "survey" in record]
     return {
-        "final_accuracy": evaluated[-1],
+        "final_accuracy": after[-1] if after else evaluated[-1],
+        **({"accuracy_before_survey": evaluated[-1]} if after else {}),
         "best_accuracy": max(evaluated),
         "last10_accuracy": sum(evaluated[-10:]) / len(evaluated[-10:]),
         "rounds": settings.rounds,
         "seconds": round(sum(record["train_seconds"] for record in metrics), 2),
+        "cpu_seconds": round(sum(record["cpu_seconds"] for record in metrics), 2),
         "bytes_up": sum(record["bytes_up"] for record in metrics),
         "bytes_down": sum(record["bytes_down"] for record in metrics),
         "algorithm": settings.algorithm.recipe,

@@ -62,7 +62,12 @@ class Laboratory:
     def engine(self) -> Engine:
         """The engine that the settings ask for."""
         return LocalEngine(
-            self.federation, self.task.model, self.recipe, self.roles, self.device, self.settings.evaluation.batch_size
+            self.federation.pooled() if self.recipe.pools_data else self.federation,
+            self.task.model,
+            self.recipe,
+            self.roles,
+            self.device,
+            self.settings.evaluation.batch_size,
         )
 
 
@@ -84,12 +89,11 @@ def prepare(settings: Settings, *, model: ModelMaker | None = None, data: DataSe
         dataset.train, settings.data.partition, settings.data.number_of_clients, num_classes, settings.data.seed
     )
     federation = Federation(dataset, split)
-    network = make_network(settings, dataset, model)
     recipe = settings.recipe()
-    task = Task(network, num_classes, len(federation), settings.rounds)
-    roles = recipe.roles(task)
-    if settings.model.buffers == "local":
-        roles |= dict.fromkeys(network.buffer_names(), Role.LOCAL)
+    network = recipe.adapt(make_network(settings, dataset, model), settings.seed)
+    clients = 1 if recipe.pools_data else len(federation)
+    task = Task(network, num_classes, clients, settings.rounds, settings.local.in_round(0))
+    roles = recipe.roles(task, local_buffers=settings.model.buffers == "local")
     return Laboratory(settings, federation, recipe, task, roles, choose_device(settings.device))
 
 
