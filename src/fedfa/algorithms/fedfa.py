@@ -30,14 +30,20 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedfa.algorithms.class_features import ClassFeatures
+from fedfa.algorithms.fedlc import LogitCalibration, LogitCalibrationOptions
 from fedfa.algorithms.method import AUTHORS_TRAINING, Method
 from fedfa.errors import RecipeError
 from fedfa.learning.part import Batch, ClientContext, Options, Part, ServerStep, Task
 from fedfa.learning.sums import WeightedSum
 from fedfa.learning.tensors import Tensors
 from fedfa.messages import nearest
+from fedfa.models.split import SplitModel
 
 INITIALISATIONS = ("orthogonal", "random", "etf", "fedavg")
+LAST = "anchors"
+"""Name of the anchors of what enters the classifier."""
+UNUSED = "unused"
+"""Sent beside anchors that are not to be used yet."""
 
 
 class AnchorsOptions(Options):
@@ -63,6 +69,9 @@ class AnchorsOptions(Options):
     weights: Literal["size", "count"] = "size"
     """Weights of the server's average: n_i for every class, or the client's samples of that class. With ``size`` and
     ``absent = "keep"`` the clients that lack a class hold its anchor back, which acts as a momentum of the anchors."""
+    layers: tuple[str, ...] = ()
+    """Names of modules whose outputs are aligned, e.g. ``["fc1", "fc2"]``; convolutions are averaged over the image.
+    The last one must be what enters the classifier, and calibrates it. Left out: only what enters the classifier."""
     init: str = "orthogonal"
     """``orthogonal`` (rows of the identity), ``random``, ``etf``, ``fedavg`` (first round without anchors), or the path
     of a file that holds anchors, e.g. the ``server.safetensors`` of a finished run (the paper's "ideal")."""
@@ -97,30 +106,62 @@ class Anchors(Part[AnchorsOptions]):
 
     def init(self, task: Task, rng: np.random.Generator) -> Tensors:
         """The anchors before the first round, ``[C, d]``."""
-        anchors = initial_anchors(self.options.init, task.num_classes, task.feature_dim, rng)
-        return {"anchors": anchors.to(task.model.head.weight.dtype)}
+        widths = {LAST: task.feature_dim, **self._inner_widths(task.model)}
+        dtype = task.model.head.weight.dtype
+        return {
+            name: initial_anchors(self.options.init, task.num_classes, width, rng, name).to(dtype)
+            for name, width in widths.items()
+        }
+
+    def watches(self) -> tuple[str, ...]:
+        """The layers whose outputs are aligned."""
+        return self.options.layers
+
+    def _inner_widths(self, model: SplitModel) -> dict[str, int]:
+        """Width of each aligned layer but the last, by the name of its anchors."""
+        if not self.options.layers:
+            return {}
+        model.watch(self.options.layers)
+        tried = model.try_out()
+        if tried is None:
+            raise RecipeError("algorithm.anchors.layers needs an example input to find the layers' widths")
+        if model.outputs[self.options.layers[-1]] is not tried[0]:
+            raise RecipeError(
+                f"algorithm.anchors.layers: the last one, {self.options.layers[-1]!r}, must be the module whose output "
+                f"enters the classifier {model.head_name!r}, because its anchors calibrate the classifier"
+            )
+        return {inner_name(layer): pooled(model.outputs[layer]).shape[-1] for layer in self.options.layers[:-1]}
+
+    def _aligned(self, batch: Batch) -> Tensors:
+        """The features to align, by the name of their anchors."""
+        inner = {inner_name(layer): pooled(batch.outputs[layer]) for layer in self.options.layers[:-1]}
+        return {LAST: batch.features, **inner}
 
     def broadcast(self, state: Tensors, round: int) -> Tensors:
         """The anchors; in the round that only gathers them, marked as not to be used."""
         if self.options.init == "fedavg" and round == 0:
-            return {**state, "unused": torch.tensor(1.0)}
+            return {**state, UNUSED: torch.tensor(1.0)}
         return state
 
     def begin(self, ctx: ClientContext) -> None:
         """m^(0), or the received anchors."""
-        anchors = ctx.received[self.name]["anchors"]
-        start = anchors if self.options.start == "received" else torch.zeros_like(anchors)
-        options = self.options
+        options, received = self.options, ctx.received[self.name]
         ctx.scratch[self.name] = {
-            "features": ClassFeatures(start, options.momentum, options.class_mean, options.average)
-        }
+            name: ClassFeatures(
+                anchors if options.start == "received" else torch.zeros_like(anchors),
+                options.momentum, options.class_mean, options.average,
+            )
+            for name, anchors in received.items() if name != UNUSED
+        }  # fmt: skip
 
     def loss(self, ctx: ClientContext, batch: Batch, loss: Tensor) -> Tensor:
         """Supervised loss + μ · anchor loss (eq. 4)."""
-        anchors = anchors_in_use(ctx)
-        if anchors is None or self.options.mu == 0:
+        if anchors_in_use(ctx) is None or self.options.mu == 0:
             return loss
-        distance = (batch.features - anchors[batch.y]).square().sum(-1)  # ‖h − a_y‖² per sample (eq. 3)
+        received = ctx.received[self.name]
+        distance = torch.zeros_like(batch.y, dtype=batch.features.dtype)
+        for name, features in self._aligned(batch).items():
+            distance = distance + (features - received[name][batch.y]).square().sum(-1)  # ‖h − a_y‖² per sample (eq. 3)
         if self.options.loss == "sample":
             return loss + self.options.mu * distance.mean(-1)
         counts = functional.one_hot(batch.y, ctx.num_classes).sum(-2)
@@ -130,33 +171,59 @@ class Anchors(Part[AnchorsOptions]):
     def after_step(self, ctx: ClientContext, batch: Batch) -> None:
         """Accumulate the class features of the forward pass (eq. 6)."""
         if self.options.update:
-            ctx.scratch[self.name]["features"].add(batch.features, batch.y, ctx.batches_per_epoch)
+            for name, features in self._aligned(batch).items():
+                ctx.scratch[self.name][name].add(features, batch.y, ctx.batches_per_epoch)
 
     def after_epoch(self, ctx: ClientContext) -> None:
         """The average over epochs (eq. 7)."""
         if self.options.update:  # without anchors in use there is nothing to remember yet
-            ctx.scratch[self.name]["features"].end_epoch(remember=anchors_in_use(ctx) is not None)
+            for features in ctx.scratch[self.name].values():
+                features.end_epoch(remember=anchors_in_use(ctx) is not None)
 
     def contribute(self, ctx: ClientContext) -> Mapping[str, WeightedSum]:
         """The client's class features ā, and their weight; a client that made no step has seen none."""
         if not self.options.update or ctx.batches_per_epoch == 0:
             return {}
-        received = ctx.received[self.name]["anchors"]
-        absent = received if self.options.absent == "keep" else torch.zeros_like(received)
         counts = ctx.label_counts.unsqueeze(-1)
-        average = torch.where(counts > 0, ctx.scratch[self.name]["features"].averaged, absent)
+        averages = {}
+        for name, features in ctx.scratch[self.name].items():
+            received = ctx.received[self.name][name]
+            absent = received if self.options.absent == "keep" else torch.zeros_like(received)
+            averages[name] = torch.where(counts > 0, features.averaged, absent)
         by_size = self.options.weights == "size" and anchors_in_use(ctx) is not None
-        weight: float | Tensor = float(ctx.size) if by_size else counts.to(average.dtype)
-        return {"anchors": WeightedSum.of({"anchors": average}, weight)}
+        weight: float | Tensor = float(ctx.size) if by_size else counts.to(averages[LAST].dtype)
+        return {"anchors": WeightedSum.of(averages, weight)}
 
     def step(self, server: ServerStep) -> None:
         """The next anchors: the weighted mean over the cohort; a class without any weight keeps its anchor."""
         group = f"{self.name}/anchors"
         if group not in server.total:
             return
-        old = server.state[self.name]["anchors"]
-        mean = server.total.mean(group)["anchors"].to(old.dtype)
-        server.state[self.name]["anchors"] = torch.where(server.total[group].weight > 0, mean, old)
+        seen = server.total[group].weight > 0
+        for name, mean in server.total.mean(group).items():
+            old = server.state[self.name][name]
+            server.state[self.name][name] = torch.where(seen, mean.to(old.dtype), old)
+
+
+class ShiftOptions(LogitCalibrationOptions):
+    """Options of the logit shift; off unless a variant or you switch it on."""
+
+    tau: float = Field(0.0, ge=0)
+    """Strength τ of the shift; 0 is none."""
+    form: Literal["margin", "log"] = "log"
+    """``log``: + τ·log(n_c / n) (logit adjustment). ``margin``: − τ·n_c^(−1/4) (FedLC)."""
+
+
+class Shift(LogitCalibration):
+    """Beyond the paper: shift the local logits by the client's label frequencies.
+
+    Without it the supervised loss pushes the classifier towards the client's own classes at every step, and the
+    calibration has to pull it back; with it there is less to pull back.
+    """
+
+    name = "shift"
+    options_type = ShiftOptions
+    slot = None
 
 
 class Calibration(Part[CalibrationOptions]):
@@ -212,7 +279,17 @@ class Calibration(Part[CalibrationOptions]):
 def anchors_in_use(ctx: ClientContext) -> Tensor | None:
     """The received anchors, or None in a round that only gathers them."""
     received = ctx.received[Anchors.name]
-    return None if "unused" in received else received["anchors"]
+    return None if UNUSED in received else received[LAST]
+
+
+def inner_name(layer: str) -> str:
+    """Under which name the anchors of an inner layer are kept."""
+    return f"{LAST}.{layer}"
+
+
+def pooled(output: Tensor) -> Tensor:
+    """A layer's output as one vector per sample: channels of an image are averaged over it."""
+    return output.flatten(2).mean(-1) if output.dim() > 2 else output
 
 
 def calibration_gradient(anchors: Tensor, weight: Tensor, bias: Tensor | None) -> list[Tensor]:
@@ -238,7 +315,7 @@ def adam_step(
     parameter.addcdiv_(first, (second.sqrt() / (1 - betas[1] ** step) ** 0.5).add_(eps), value=-scale)
 
 
-def initial_anchors(init: str, classes: int, dim: int, rng: np.random.Generator) -> Tensor:
+def initial_anchors(init: str, classes: int, dim: int, rng: np.random.Generator, name: str = LAST) -> Tensor:
     """The anchors before training, ``[classes, dim]``, all of length one unless they come from a file.
 
     Args:
@@ -247,6 +324,7 @@ def initial_anchors(init: str, classes: int, dim: int, rng: np.random.Generator)
         classes: C.
         dim: d.
         rng: Where the draws come from.
+        name: Which anchors to take from a file.
 
     Example:
         >>> a = initial_anchors("orthogonal", 3, 5, np.random.default_rng(0))
@@ -266,10 +344,10 @@ def initial_anchors(init: str, classes: int, dim: int, rng: np.random.Generator)
         frame, _ = np.linalg.qr(rng.standard_normal((dim, classes)))
         centred = np.eye(classes) - 1 / classes
         return torch.from_numpy(np.sqrt(classes / (classes - 1)) * centred @ frame.T).float()
-    return _anchors_from_file(Path(init), classes, dim)
+    return _anchors_from_file(Path(init), classes, dim, name)
 
 
-def _anchors_from_file(path: Path, classes: int, dim: int) -> Tensor:
+def _anchors_from_file(path: Path, classes: int, dim: int, name: str) -> Tensor:
     if not path.is_file():
         raise RecipeError(
             f'algorithm.anchors.init = "{path}" is neither a file nor one of {", ".join(INITIALISATIONS)}'
@@ -278,9 +356,9 @@ def _anchors_from_file(path: Path, classes: int, dim: int) -> Tensor:
         tensors = load_file(path)
     except SafetensorError as error:
         raise RecipeError(f"{path} is not a safetensors file ({error}); give the server.safetensors of a run") from None
-    anchors = tensors.get("anchors/anchors", tensors.get("anchors"))
+    anchors = tensors.get(f"{Anchors.name}/{name}", tensors.get(name))
     if anchors is None:
-        raise RecipeError(f"{path} holds no anchors; give the server.safetensors of a finished FedFA run")
+        raise RecipeError(f"{path} holds no {name}; give the server.safetensors of a finished FedFA run")
     if anchors.shape != (classes, dim):
         raise RecipeError(f"{path} holds anchors of shape {tuple(anchors.shape)}, this task needs {(classes, dim)}")
     return anchors.float()
@@ -289,7 +367,7 @@ def _anchors_from_file(path: Path, classes: int, dim: int) -> Tensor:
 FEDFA = Method(
     name="fedfa",
     summary="Feature anchors align features and calibrate classifiers (Zhou et al. 2023).",
-    parts=(Anchors, Calibration),
+    parts=(Anchors, Calibration, Shift),
     variants={
         "default": {},
         "paper": {

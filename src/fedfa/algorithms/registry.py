@@ -12,9 +12,24 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from fedfa.algorithms.ccvr import CCVR
+from fedfa.algorithms.centralised import CENTRALISED
 from fedfa.algorithms.fedavg import FEDAVG, Averaging
+from fedfa.algorithms.fedbn import FEDBN
+from fedfa.algorithms.feddyn import FEDDYN
+from fedfa.algorithms.fedetf import FEDETF
 from fedfa.algorithms.fedfa import FEDFA
+from fedfa.algorithms.fedlc import FEDLC
+from fedfa.algorithms.fedma import FEDMA
+from fedfa.algorithms.fednova import FEDNOVA
+from fedfa.algorithms.fedproc import FEDPROC
+from fedfa.algorithms.fedproto import FEDPROTO
+from fedfa.algorithms.fedprox import FEDPROX
+from fedfa.algorithms.local_only import LOCAL
 from fedfa.algorithms.method import Method
+from fedfa.algorithms.moon import MOON
+from fedfa.algorithms.scaffold import SCAFFOLD
+from fedfa.algorithms.server_optimisers import FEDADAGRAD, FEDADAM, FEDAVGM, FEDYOGI
 from fedfa.errors import RecipeError, SettingsError
 from fedfa.learning.part import Part
 from fedfa.learning.recipe import Recipe
@@ -23,6 +38,24 @@ from fedfa.messages import nearest, validation_message
 ALL = (
     FEDAVG,
     FEDFA,
+    FEDPROX,
+    FEDDYN,
+    SCAFFOLD,
+    FEDNOVA,
+    FEDMA,
+    FEDAVGM,
+    FEDADAGRAD,
+    FEDADAM,
+    FEDYOGI,
+    FEDLC,
+    FEDBN,
+    CCVR,
+    LOCAL,
+    CENTRALISED,
+    MOON,
+    FEDPROTO,
+    FEDPROC,
+    FEDETF,
 )
 """The methods that come with fedfa, in the order in which they are listed."""
 

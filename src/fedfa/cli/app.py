@@ -67,31 +67,17 @@ def run(
     """Train with one method on one federation, and record everything in a folder."""
     from fedfa.cli.progress import RoundsProgress
     from fedfa.studies import run as runs
-    from fedfa.studies.layers import merge, parse_assignment
-    from fedfa.studies.settings import Settings, preset_layer, read_toml
+    from fedfa.studies.layers import merge
+    from fedfa.studies.settings import Settings
     from fedfa.studies.setup import load_dataset
 
-    if config is not None and preset is not None:
-        raise typer.BadParameter("give a file or --preset, not both")
-    asked: dict[str, Any] = {}
+    if config is None and preset is None and resume and out is not None and (out / "config.toml").exists():
+        config = out / "config.toml"
+    base, asked = layers_of(config, preset, assignments, rounds, data_dir)
     if algorithm is not None:
-        asked = merge(asked, {"algorithm": {"recipe": algorithm}})
-    if rounds is not None:
-        asked["rounds"] = rounds
+        asked = merge({"algorithm": {"recipe": algorithm}}, asked)
     if seed is not None:
-        asked["seed"] = seed
-    if data_dir is not None:
-        asked = merge(asked, {"data": {"dir": str(data_dir)}})
-    for assignment in assignments or []:
-        asked = merge(asked, parse_assignment(assignment))
-    if config is not None:
-        base = read_toml(config)
-    elif preset is not None:
-        base = preset_layer(preset)
-    elif resume and out is not None and (out / "config.toml").exists():
-        base = read_toml(out / "config.toml")
-    else:
-        raise typer.BadParameter("say what to run: a TOML file, or --preset NAME (`fedfa presets` lists them)")
+        asked = merge({"seed": seed}, asked)
     settings = Settings.resolve(base, asked)
     folder = out or Path("runs") / default_name(preset or (config.stem if config else "run"), settings, assignments)
     with console.status(f"getting {escape(settings.data.name)}"):
@@ -114,6 +100,26 @@ def run(
     )
 
 
+def layers_of(
+    config: Path | None, preset: str | None, assignments: list[str] | None, rounds: int | None, data_dir: Path | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The layer of the file or preset, and that of what the command line sets."""
+    from fedfa.studies.layers import merge, parse_assignment
+    from fedfa.studies.settings import preset_layer, read_toml
+
+    if config is not None and preset is not None:
+        raise typer.BadParameter("give a file or --preset, not both")
+    if config is None and preset is None:
+        raise typer.BadParameter("say what to run: a TOML file, or --preset NAME (`fedfa presets` lists them)")
+    base = read_toml(config) if config is not None else preset_layer(preset or "")
+    asked: dict[str, Any] = {} if rounds is None else {"rounds": rounds}
+    if data_dir is not None:
+        asked = merge(asked, {"data": {"dir": str(data_dir)}})
+    for assignment in assignments or []:
+        asked = merge(asked, parse_assignment(assignment))
+    return base, asked
+
+
 def default_name(base: str, settings: Any, assignments: list[str] | None) -> str:
     """A run folder's name that tells what is in it; runs that differ by ``--set`` get different ones."""
     recipe = "-".join(Path(name).stem for name in settings.algorithm.recipe.split("+"))
@@ -121,6 +127,30 @@ def default_name(base: str, settings: Any, assignments: list[str] | None) -> str
     others = sorted(text for text in assignments or [] if not text.startswith(("algorithm.variant=", "data.dir=")))
     mark = f"-{hashlib.blake2b(repr(others).encode(), digest_size=3).hexdigest()}" if others else ""
     return f"{base}-{recipe}{variant}{mark}-s{settings.seed}"
+
+
+@app.command()
+def compare(
+    config: Annotated[Path | None, typer.Argument(help="A TOML file with settings.")] = None,
+    preset: Annotated[str | None, typer.Option(help="A preset's name; `fedfa presets` lists them.")] = None,
+    algorithm: Annotated[
+        list[str] | None,
+        typer.Option(help="A recipe, with a variant after '@' if wanted (fedfa@authors); repeat it. `all` is each."),
+    ] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set anything, for all methods.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Seed of the training; repeat it for more.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
+    out: Annotated[Path, typer.Option(help="Where the run folders and the table go.")] = Path("runs/compare"),
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; left out, one per core.")] = None,
+) -> None:
+    """Train with several methods under equal settings, and print them side by side. Goes on where it was stopped."""
+    from fedfa.cli.compare import run_compare
+
+    base, asked = layers_of(config, preset, assignments, rounds, data_dir)
+    run_compare(console, algorithm or ["all"], seed or [1], [base, asked], out, jobs)
 
 
 @app.command()

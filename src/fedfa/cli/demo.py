@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +13,9 @@ from rich.table import Table
 
 from fedfa.cli.progress import RoundsProgress
 from fedfa.errors import DataError, FedfaError
+from fedfa.studies.compare import Cell, Comparison
+from fedfa.studies.layers import merge
+from fedfa.studies.settings import Settings, preset_layer
 
 ROUNDS = {"fashion-mnist": 10, "digits": 30}
 METHODS = {"FedAvg": "fedavg", "FedFA": "fedfa"}
@@ -26,8 +25,8 @@ def run_demo(console: Console, out: Path, *, rounds: int | None, fresh: bool, da
     """Train FedAvg and FedFA, each in a process of its own, and show what came out."""
     started = time.perf_counter()
     if fresh:
-        for title in METHODS:
-            shutil.rmtree(out / title.lower(), ignore_errors=True)
+        for title in METHODS.values():
+            shutil.rmtree(out / title, ignore_errors=True)
     preset = _preset_for_available_data(console, data_dir)
     name = "fashion-mnist" if preset.startswith("fmnist") else "digits"
     rounds = rounds or ROUNDS[name]
@@ -35,24 +34,18 @@ def run_demo(console: Console, out: Path, *, rounds: int | None, fresh: bool, da
         f"{name}, clients that hold two classes each, {rounds} rounds: FedAvg against FedFA, the same seed, the same "
         "clients, the same start."
     )
-    folders = {title: out / title.lower() for title in METHODS}
-    if all(_finished(folder, preset, METHODS[title], rounds) for title, folder in folders.items()):
+    base: dict[str, Any] = {**preset_layer(preset), "rounds": rounds}
+    if data_dir is not None:
+        base = merge(base, {"data": {"dir": str(data_dir)}})
+    cells = [
+        Cell(title, Settings.resolve(base, {"algorithm": {"recipe": recipe}}), out / recipe)
+        for title, recipe in METHODS.items()
+    ]
+    if all(cell.finished() for cell in cells):
         console.print("Finished already: this is its record (--fresh trains again).")
     else:
-        _train(console, folders, preset, rounds, data_dir)
-    _show(console, folders, out, time.perf_counter() - started)
-
-
-def _finished(folder: Path, preset: str, method: str, rounds: int) -> bool:
-    """Whether the folder holds the finished record of exactly the run that the demo would make."""
-    from fedfa.studies.folder import RunFolder
-    from fedfa.studies.run import same_run
-    from fedfa.studies.settings import Settings
-
-    record = RunFolder(folder)
-    if record.summary() is None:
-        return False
-    return same_run(record.settings(), Settings.preset(preset, {"rounds": rounds, "algorithm": {"recipe": method}}))
+        _train(console, cells)
+    _show(console, {cell.title: cell.folder for cell in cells}, out, time.perf_counter() - started)
 
 
 def _preset_for_available_data(console: Console, data_dir: Path | None) -> str:
@@ -68,57 +61,19 @@ def _preset_for_available_data(console: Console, data_dir: Path | None) -> str:
     return "fmnist-c2"
 
 
-def _train(console: Console, folders: dict[str, Path], preset: str, rounds: int, data_dir: Path | None) -> None:
-    """Two processes with one thread each: faster than one process with two threads, and the same result."""
-    processes: dict[str, subprocess.Popen[bytes]] = {}
-    logs = {title: folder.with_suffix(".log") for title, folder in folders.items()}
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    try:
-        with RoundsProgress(console) as progress:
-            watchers = {}
-            for title, folder in folders.items():
-                folder.parent.mkdir(parents=True, exist_ok=True)
-                command = [
-                    sys.executable, "-m", "fedfa", "run", "--preset", preset, "--algorithm", METHODS[title],
-                    "--rounds", str(rounds), "--out", str(folder), "--resume",
-                ]  # fmt: skip
-                command += ["--data-dir", str(data_dir)] if data_dir else []
-                with logs[title].open("wb") as log:
-                    processes[title] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-                watchers[title] = progress.add(title, rounds)
-            _watch(processes, folders, watchers)
-    except BaseException:
-        _end(processes)
-        console.print("stopped. The same command goes on from here.")
-        raise
-    _end(processes)
-    for title, process in processes.items():
-        if process.returncode not in (0, -signal.SIGTERM, 143):
-            said = logs[title].read_text(encoding="utf-8", errors="replace").strip()
-            raise FedfaError(f"{title} failed: {said}\nTo begin anew: fedfa demo --fresh")
-
-
-def _end(processes: dict[str, subprocess.Popen[bytes]]) -> None:
-    for process in processes.values():
-        process.send_signal(signal.SIGTERM)
-    for process in processes.values():
-        process.wait()
-
-
-def _watch(processes: dict[str, subprocess.Popen[bytes]], folders: dict[str, Path], watchers: dict[str, Any]) -> None:
-    from fedfa.studies.folder import RunFolder
-
-    shown = dict.fromkeys(folders, 0)
-    running = True
-    while running:
-        codes = [process.poll() for process in processes.values()]
-        running = None in codes and not any(codes)  # if one fails there is no point in waiting for the other
-        for title, folder in folders.items():
-            for record in RunFolder(folder).metrics():
-                if record["round"] > shown[title]:
-                    shown[title] = record["round"]
-                    watchers[title](record)
-        time.sleep(0.2 if running else 0)
+def _train(console: Console, cells: list[Cell]) -> None:
+    with RoundsProgress(console) as progress:
+        watchers = {cell.title: progress.add(cell.title, cell.settings.rounds) for cell in cells}
+        work = Comparison(cells, len(cells), lambda cell, record: watchers[cell.title](record), stop_at_failure=True)
+        try:
+            work.run()
+        except BaseException:
+            progress.stop()
+            console.print("stopped. The same command goes on from here.")
+            raise
+    if work.failed:
+        reasons = "; ".join(f"{name} failed: {reason}" for name, reason in work.failed.items())
+        raise FedfaError(f"{reasons}\nTo begin anew: fedfa demo --fresh")
 
 
 def _show(console: Console, folders: dict[str, Path], out: Path, seconds: float) -> None:

@@ -46,8 +46,12 @@ class RoundsProgress:
 
         def show(record: dict[str, Any]) -> None:
             accuracy = "  –   " if record["accuracy"] is None else f"{record['accuracy']:6.2%}"
-            self._progress.update(task, completed=record["round"], accuracy=accuracy)
-            if not self._console.is_terminal and (record["round"] % tenth == 0 or record["round"] == rounds):
+            self._progress.update(task, completed=min(record["round"], rounds), accuracy=accuracy)
+            if self._console.is_terminal:
+                return
+            if record.get("survey"):
+                self._console.print(f"{title:<10} after the survey  accuracy {accuracy}")
+            elif record["round"] % tenth == 0 or record["round"] == rounds:
                 self._console.print(f"{title:<10} round {record['round']:>4}/{rounds}  accuracy {accuracy}")
 
         return show

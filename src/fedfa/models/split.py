@@ -23,12 +23,14 @@ class SplitModel:
     Make one with :meth:`of`. Calling it returns ``(features, logits)``; both carry the graph.
     """
 
-    def __init__(self, module: nn.Module, head_name: str) -> None:
+    def __init__(self, module: nn.Module, head_name: str, example: Tensor | None = None) -> None:
         head = module.get_submodule(head_name)
         assert isinstance(head, nn.Linear)
         self.module = module
         self.head = head
         self.head_name = head_name
+        self.example = example
+        """A small input batch, where one is known: for asking the network about its layers."""
         self._features: Tensor | None = None
         self._watched: list[RemovableHandle] = []
         self.outputs: dict[str, Tensor] = {}
@@ -74,7 +76,7 @@ class SplitModel:
                 f"the output of {kind} is not the output of its linear layer {head or list(linears)[-1]!r}; let the "
                 "network return the raw logits of its last linear layer (no softmax, no reshaping after it)"
             )
-        return cls(module, last)
+        return cls(module, last, example)
 
     @property
     def feature_dim(self) -> int:
@@ -94,6 +96,18 @@ class SplitModel:
         assert features is not None, "the classifier was not called in the forward pass"
         self._features = None  # do not keep the graph alive
         return features, logits
+
+    def try_out(self) -> tuple[Tensor, Tensor] | None:
+        """Features and logits of the example (the watched outputs with them); nothing in the network changes."""
+        if self.example is None:
+            return None
+        was_training = self.module.training
+        self.module.eval()
+        parameter = next(self.module.parameters())
+        with torch.no_grad():
+            result = self(self.example.to(parameter.device))
+        self.module.train(was_training)
+        return result
 
     def watch(self, names: Sequence[str]) -> None:
         """From now on keep the outputs of these modules (and of no others) in :attr:`outputs`.

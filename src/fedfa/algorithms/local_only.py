@@ -1,0 +1,41 @@
+"""Local training: every client by itself, nothing is shared.
+
+The lower end of every comparison, and what a client gains from taking part is measured against it; for example the
+``SingleSet`` rows of X. Li et al., *FedBN: Federated Learning on Non-IID Features via Local Batch Normalization*, ICLR
+2021. All clients begin with the same initial weights. With cohorts, a client trains only in the rounds in which it is
+drawn, as often as it would in FedAvg; compare with ``cohort.rate = 1`` to let every client train in every round.
+
+There is no global model. What is reported is the mean over the round's clients, each with its own model on the test
+samples of its own domains (on all of them where there is one domain: a client that holds two classes of ten then
+cannot do better than the share of these two).
+
+Sends per client and round: nothing. Server keeps: the initial weights. Client keeps: its whole model (|w| numbers).
+Extra compute: none. What the server learns: nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedfa.algorithms.method import AUTHORS_TRAINING, Method
+from fedfa.learning.part import NoOptions, Part, Role, Task
+
+
+class LocalOnly(Part[NoOptions]):
+    """In place of the averaging: every tensor of the model stays on its client."""
+
+    name = "local"
+    base = True
+
+    def roles(self, task: Task) -> Mapping[str, Role]:
+        """Local, all of it; only what the network's author switched off stays frozen."""
+        frozen = {name for name, parameter in task.model.module.named_parameters() if not parameter.requires_grad}
+        return {name: Role.LOCAL for name in task.model.state() if name not in frozen}
+
+
+LOCAL = Method(
+    name="local",
+    summary="Local training: each client by itself, nothing is shared; the lower end of comparisons.",
+    parts=(LocalOnly,),
+    variants={"paper": {}, "authors": {**AUTHORS_TRAINING}},
+)

@@ -1,0 +1,103 @@
+"""MOON: model-contrastive federated learning.
+
+Q. Li, B. He, D. Song, *Model-Contrastive Federated Learning*, CVPR 2021, arXiv:2103.16257.
+
+A client pulls the features z of its network towards those of the global model (z_glob) and away from those of its own
+model at the end of its previous round (z_prev). For each sample, with the cosine similarity (the paper's eq. 3),
+
+    ℓ_con = − log( exp(sim(z, z_glob)/τ) / (exp(sim(z, z_glob)/τ) + exp(sim(z, z_prev)/τ)) ),
+
+and the local loss is the cross-entropy plus μ times the mean of ℓ_con (eq. 4). The logarithm is taken per sample; the
+logarithm of a ratio of batch means, which some code computes, is another function. Features are what enters the
+classifier; the original puts a projection head before it. A client's first round has no previous model; the global one
+stands in for it, so ℓ_con is log 2 whatever the network does: nothing is computed, the constant is reported.
+
+μ = 1 is the FedFA paper's setting except on CIFAR-10, where it has 5 (``algorithm.moon.mu=5``).
+
+Sends per client and round: what FedAvg sends. Server keeps: the model. Client keeps: its previous local model, |w|
+numbers. Extra compute: two forward passes over the client's data per round (none in its first), O(batch·d) per step.
+What the server learns: what it learns with FedAvg.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional
+
+from fedfa.algorithms.method import AUTHORS_TRAINING, Method
+from fedfa.learning.part import Batch, ClientContext, Options, Part
+from fedfa.learning.sums import WeightedSum
+from fedfa.learning.tensors import clone
+
+ZERO_FEATURES = 1e-8
+"""Features shorter than this have no direction; their similarity to anything tends to 0."""
+
+
+class ModelContrastOptions(Options):
+    """Options of the model-contrastive loss."""
+
+    mu: float = Field(1.0, ge=0)
+    """Weight μ of the model-contrastive loss; 0 is FedAvg."""
+    tau: float = Field(0.5, gt=0)
+    """Temperature τ of the similarities."""
+
+
+class ModelContrast(Part[ModelContrastOptions]):
+    """The model-contrastive loss, and the previous local model it needs."""
+
+    name = "moon"
+    options_type = ModelContrastOptions
+
+    def begin(self, ctx: ClientContext) -> None:
+        """The features of the two fixed models, once per round: they do not change while the client trains."""
+        ctx.scratch[self.name] = {"contrast": None}
+        if self.options.mu == 0 or not (previous := ctx.kept.get(self.name)):
+            return
+        glob, prev = (
+            functional.normalize(ctx.features(weights), dim=-1, eps=ZERO_FEATURES) for weights in (ctx.start, previous)
+        )
+        ctx.scratch[self.name]["contrast"] = prev - glob
+
+    def loss(self, ctx: ClientContext, batch: Batch, loss: Tensor) -> Tensor:
+        """Cross-entropy + μ · mean of ℓ_con (eq. 4)."""
+        options = self.options
+        if options.mu == 0:
+            return loss
+        contrast: Tensor | None = ctx.scratch[self.name]["contrast"]
+        if contrast is None:  # previous = global: both similarities are the same
+            return loss + options.mu * math.log(2)
+        each = model_contrastive_loss(batch.features, contrast[..., batch.index, :], options.tau)
+        return loss + options.mu * each.mean(-1)
+
+    def contribute(self, ctx: ClientContext) -> Mapping[str, WeightedSum]:
+        """Nothing goes to the server. The network is final now: the client keeps it for its next round."""
+        if self.options.mu > 0:
+            ctx.kept[self.name] = clone(ctx.model.state())
+        return {}
+
+
+def model_contrastive_loss(features: Tensor, contrast: Tensor, tau: float) -> Tensor:
+    """ℓ_con of each sample.
+
+    Dividing by the numerator, ℓ_con = log(1 + exp((sim(z, z_prev) − sim(z, z_glob))/τ)), and the difference of the
+    two cosines is one dot product with the difference of the two unit vectors.
+
+    Args:
+        features: z, ``[…, d]``.
+        contrast: z_prev/‖z_prev‖ − z_glob/‖z_glob‖, ``[…, d]``.
+        tau: τ.
+    """
+    direction = functional.normalize(features, dim=-1, eps=ZERO_FEATURES)
+    return functional.softplus((direction * contrast).sum(-1) / tau)
+
+
+MOON = Method(
+    name="moon",
+    summary="Features contrasted with those of the global and the previous local model (Li et al. 2021).",
+    parts=(ModelContrast,),
+    variants={"paper": {}, "authors": {**AUTHORS_TRAINING}},
+)

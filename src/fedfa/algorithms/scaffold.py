@@ -1,0 +1,140 @@
+"""SCAFFOLD: control variates take the client's own direction out of its drift.
+
+S. P. Karimireddy, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich, A. T. Suresh, *SCAFFOLD: Stochastic Controlled Averaging
+for Federated Learning*, ICML 2020, Algorithm 1.
+
+Local steps are y_i ← y_i − η (g_i(y_i) − c_i + c). Control variates start at zero. After K steps a client renews its own,
+by option I as the gradient of its loss at the received x, or by option II as c_i⁺ = c_i − c + (x − y_i)/(K η), which is the
+mean of the gradients it met on its way. The server makes x ← x + η_g · mean(y_i − x) and c ← c + |S|/N · mean(c_i⁺ − c_i).
+
+- K counts the steps that were made, and η is this round's learning rate, decay included. A client without a step keeps
+  its c_i.
+- Weight decay is part of the gradient a local step uses. Option II's difference (x − y_i)/(K η) contains it by itself, and
+  option I adds it, so c and c_i both have it and it cancels in c − c_i up to how far the model moved since.
+- Local momentum is refused with option II: a step is then no longer η times a gradient, the difference overstates the mean
+  gradient by up to 1/(1 − momentum), and the feedback through c_i diverges.
+- Option I is one more pass over the client's data per round, in the order the data lie in, with the cross-entropy alone
+  (loss terms of other parts are not in it) and the network in training mode; its running statistics are put back.
+
+Sends per client and round: 2|w| down (x and c; in the first round c = 0 is not sent), 2|w| up. Server keeps: c. Client
+keeps: c_i, also through rounds without it. Extra compute: one pass over the parameters per step. What the server learns:
+besides FedAvg's update the change of c_i; with option II that follows from the update, with option I it is a gradient of
+the client's whole data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch.nn import functional
+
+from fedfa.algorithms.fedprox import add_to_gradients, laid_out_like
+from fedfa.algorithms.method import AUTHORS_TRAINING, Method
+from fedfa.errors import RecipeError
+from fedfa.learning.part import Batch, ClientContext, Options, Part, Role, ServerStep, Task
+from fedfa.learning.sums import WeightedSum
+from fedfa.learning.tensors import Tensors, clone
+
+
+class ScaffoldOptions(Options):
+    """Options of SCAFFOLD."""
+
+    option: Literal[1, 2] = 2
+    """How a client renews its control variate: 1, the gradient at the received model; 2, from its own steps (cheaper,
+    and what the authors use)."""
+    server_lr: float = Field(1.0, gt=0)
+    """Global step size η_g."""
+    weighting: Literal["uniform", "samples"] = "uniform"
+    """Weight of a client in the mean of the models and in the mean of the control variates alike: one for all (as
+    published), or its number of samples."""
+
+
+class Scaffold(Part[ScaffoldOptions]):
+    """Control variates c on the server and c_i on the clients."""
+
+    name = "scaffold"
+    options_type = ScaffoldOptions
+    base = True
+
+    def check(self, task: Task, roles: Mapping[str, Role]) -> None:
+        """Option II needs plain gradient steps."""
+        if self.options.option == 2 and task.local is not None and task.local.momentum > 0:
+            raise RecipeError(
+                "scaffold takes (x − y)/(K·lr) for the mean gradient of a client's steps, which with "
+                f"local.momentum = {task.local.momentum:g} it is not; set local.momentum = 0, or "
+                "algorithm.scaffold.option = 1"
+            )
+
+    def begin(self, ctx: ClientContext) -> None:
+        """c − c_i, which stays the same all round; with option I also the gradient at x."""
+        mine = ctx.scratch[self.name] = {}
+        received, own = ctx.received.get(self.name, {}), ctx.kept.get(self.name, {})
+        if received or own:
+            difference = {name: _or_zero(received, name, ctx) - _or_zero(own, name, ctx) for name in ctx.parameters}
+            mine["correction"] = laid_out_like(ctx.parameters, difference)
+        if self.options.option == 1:
+            mine["gradient"] = whole_gradient(ctx)
+
+    def gradient(self, ctx: ClientContext, batch: Batch) -> None:
+        """g − c_i + c."""
+        if (correction := ctx.scratch[self.name].get("correction")) is not None:
+            add_to_gradients(ctx.parameters.values(), correction)
+
+    def contribute(self, ctx: ClientContext) -> Mapping[str, WeightedSum]:
+        """y_i − x and c_i⁺ − c_i; and c_i ← c_i⁺."""
+        received, own = ctx.received.get(self.name, {}), ctx.kept.setdefault(self.name, {})
+        change: Tensors = {}
+        for name in ctx.parameters:
+            old = new = _or_zero(own, name, ctx)
+            if ctx.steps and self.options.option == 1:
+                new = ctx.scratch[self.name]["gradient"][name]
+            elif ctx.steps:
+                new = old - _or_zero(received, name, ctx) - ctx.update[name] / (ctx.steps * ctx.local.lr)
+            own[name], change[name] = new, new - old
+        weight = ctx.size if self.options.weighting == "samples" else 1
+        return {"model": WeightedSum.of(ctx.update, weight), "control": WeightedSum.of(change, weight)}
+
+    def step(self, server: ServerStep) -> None:
+        """x ← x + η_g · mean Δy, c ← c + |S|/N · mean Δc; statistics are only averaged."""
+        server.update = server.total.mean(f"{self.name}/model")
+        for name in server.trained:
+            server.update[name] = self.options.server_lr * server.update[name]
+        share, control = server.total.clients / server.num_clients, server.state[self.name]
+        for name, change in server.total.mean(f"{self.name}/control").items():
+            old = control.get(name, torch.zeros_like(server.model[name]))
+            control[name] = (old + share * change).to(old.dtype)
+
+
+def whole_gradient(ctx: ClientContext) -> Tensors:
+    """∇f_i at the network's present weights, weight decay included, over the samples that an epoch uses."""
+    batch_size, device = ctx.local.batch_size, ctx.label_counts.device
+    used = ctx.size - ctx.size % batch_size if ctx.local.drop_last else ctx.size
+    parameters = list(ctx.parameters.values())
+    gradient = [ctx.local.weight_decay * parameter.detach() for parameter in parameters]
+    state = ctx.model.state()
+    statistics = clone({name: state[name] for name in ctx.model.buffer_names()})
+    for positions in torch.split(torch.arange(used), batch_size) if used else ():
+        x, y = ctx.data.batch(positions)
+        _, logits = ctx.model(x.to(device))
+        loss = functional.cross_entropy(logits, y.to(device), reduction="sum") / used
+        terms = torch.autograd.grad(loss, parameters, allow_unused=True)
+        for total, term in zip(gradient, terms, strict=True):
+            if term is not None:
+                total.add_(term)
+    ctx.model.load(statistics)
+    return dict(zip(ctx.parameters, gradient, strict=True))
+
+
+def _or_zero(control: Mapping[str, torch.Tensor], name: str, ctx: ClientContext) -> torch.Tensor:
+    return control[name] if name in control else torch.zeros_like(ctx.start[name])
+
+
+SCAFFOLD = Method(
+    name="scaffold",
+    summary="SCAFFOLD (Karimireddy et al. 2020): control variates correct each client's drift.",
+    parts=(Scaffold,),
+    variants={"paper": {}, "authors": {**AUTHORS_TRAINING}},
+)

@@ -1,0 +1,69 @@
+"""`fedfa compare`: methods side by side."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedfa.cli.progress import RoundsProgress
+from fedfa.errors import FedfaError
+
+
+def available_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run_compare(
+    console: Console,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    layers: Sequence[dict[str, Any]],
+    out: Path,
+    jobs: int | None,
+) -> None:
+    """Run what is missing, print the table, write it to ``table.md``; fail at the end if a run failed."""
+    from fedfa.algorithms.registry import methods as known
+    from fedfa.report.comparison_table import HEADER, comparison_rows, markdown_table
+    from fedfa.studies.compare import Cell, Comparison, plan_cells
+    from fedfa.studies.files import write_atomically
+    from fedfa.studies.setup import load_dataset
+
+    wanted = [name for method in methods for name in (known() if method == "all" else [method])]
+    cells = plan_cells(list(dict.fromkeys(wanted)), seeds, layers, out)
+    with console.status(f"getting {escape(cells[0].settings.data.name)}"):
+        load_dataset(cells[0].settings)  # once, before several processes ask for it
+    out.mkdir(parents=True, exist_ok=True)
+    with RoundsProgress(console) as progress:
+        watchers: dict[str, Any] = {}
+
+        def watch(cell: Cell, record: dict[str, Any]) -> None:
+            name = cell.folder.name
+            if name not in watchers:
+                watchers[name] = progress.add(name, cell.settings.rounds)
+            watchers[name](record)
+
+        work = Comparison(cells, jobs or available_cores(), watch)
+        try:
+            work.run()
+        except BaseException:
+            progress.stop()
+            console.print("stopped. The same command goes on from here.")
+            raise
+    rows = comparison_rows([cell.folder for cell in cells])
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for number, title in enumerate(HEADER):
+        table.add_column(title, no_wrap=True, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    write_atomically(out / "table.md", markdown_table(HEADER, rows) + "\n")
+    console.print(f"Also in {escape(str(out / 'table.md'))}; the runs' records are beside it.", soft_wrap=True)
+    if work.failed:
+        raise FedfaError("\n".join(f"{name}: {reason}" for name, reason in work.failed.items()))

@@ -1,0 +1,54 @@
+"""A table of finished runs side by side: final, best, mean of the last ten, time, bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedfa.studies.folder import RunFolder
+
+HEADER = ("method", "seed", "final %", "best %", "last 10 %", "±", "s", "CPU s", "MB up", "MB down")
+"""``last 10``: mean of the last ten evaluations, and their standard deviation; ``s``: as the clock has it, evaluations
+apart, whatever else the machine was doing; ``CPU s``: processor time of the clients' training."""
+
+
+def comparison_rows(folders: Sequence[Path]) -> list[tuple[str, ...]]:
+    """One row per finished run, in the given order; the cells as text."""
+    rows = []
+    for folder in folders:
+        record = RunFolder(folder)
+        summary = record.summary()
+        if summary is not None:
+            rows.append(_row(summary, record.metrics()))
+    return rows
+
+
+def _row(summary: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    rounds = [record["accuracy"] for record in metrics if record["accuracy"] is not None and "survey" not in record]
+    last = rounds[-10:]
+    mean = sum(last) / len(last)
+    swing = (sum((value - mean) ** 2 for value in last) / len(last)) ** 0.5
+    variant = f" ({summary['variant']})" if summary["variant"] not in (None, "default") else ""
+    return (
+        summary["algorithm"] + variant,
+        str(summary["seeds"]["training"]),
+        *(f"{100 * summary[f'{what}_accuracy']:.2f}" for what in ("final", "best", "last10")),
+        f"{100 * swing:.2f}",
+        f"{summary['seconds']:.0f}",
+        f"{summary['cpu_seconds']:.0f}" if "cpu_seconds" in summary else "–",
+        *(f"{summary[f'bytes_{way}'] / 1e6:.1f}" for way in ("up", "down")),
+    )
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Rows as a Markdown table, numbers to the right.
+
+    Example:
+        >>> print(markdown_table(["a", "b"], [["x", "1"]]))
+        | a | b |
+        |:--|--:|
+        | x | 1 |
+    """
+    marks = "|:--|" + "--:|" * (len(header) - 1)
+    return "\n".join(["| " + " | ".join(header) + " |", marks, *("| " + " | ".join(row) + " |" for row in rows)])
