@@ -13,7 +13,7 @@ from fedfa.algorithms.fedfa import Anchors, AnchorsOptions, Shift, ShiftOptions,
 from fedfa.algorithms.registry import build_recipe
 from fedfa.errors import ModelError, RecipeError
 from fedfa.learning.client import ClientTrainer, RoundPlan
-from fedfa.learning.part import Batch, LocalTraining, Task
+from fedfa.learning.part import Batch, LocalTraining, Role, Task
 from fedfa.learning.random import stream
 from fedfa.learning.tensors import Tensors, clone
 from fedfa.models.split import SplitModel
@@ -144,3 +144,12 @@ def test_the_shift_is_the_log_of_the_clients_label_frequencies() -> None:
     idle = Shift()
     idle.begin(context)
     assert idle.logits(context, batch, logits) is logits, "off unless asked for"
+
+
+def test_a_classifier_that_may_not_be_trained_cannot_be_calibrated() -> None:
+    model = split()
+    model.head.weight.requires_grad_(False)
+    task = Task(model, 2, 1, 1)
+    with pytest.raises(RecipeError, match=r"head\.weight of this network may not be trained.*when = \"never\""):
+        build_recipe("fedfa").roles(task)
+    assert build_recipe("fedfa", {"calibration": {"when": "never"}}).roles(task)["head.weight"] is Role.FROZEN

@@ -54,9 +54,9 @@ from fedfa.learning.tensors import Tensors, first_non_finite
 
 
 class VirtualFeaturesOptions(Options):
-    """Options of the virtual features and of the training on them. The paper's text leaves the latter open."""
+    """Options of the virtual features and of the training on them, of which the paper's text says little."""
 
-    samples: int = Field(1000, ge=1)
+    samples: int = Field(2000, ge=1)
     """Virtual features per class, on average over the classes (M_c)."""
     share: Literal["samples", "equal"] = "samples"
     """How they are shared among the classes: by N_c / N, as the paper suggests, or all alike. With data that are
@@ -74,7 +74,10 @@ class VirtualFeaturesOptions(Options):
     batch_size: int = Field(64, ge=1)
     """Virtual features per step."""
     lr: float = Field(0.01, gt=0)
-    """Learning rate."""
+    """Learning rate at the start."""
+    schedule: Literal["linear", "constant"] = "linear"
+    """``linear``: the learning rate falls to zero over the training. With ``constant`` the result is wherever the noise
+    of the last steps left the classifier (Fashion-MNIST #C = 2 after FedAvg: 61 to 75 % instead of 76 to 79 %)."""
     momentum: float = Field(0.9, ge=0, lt=1)
     """Momentum."""
     weight_decay: float = Field(0.001, ge=0)
@@ -137,18 +140,20 @@ class VirtualFeatures(Part[VirtualFeaturesOptions]):
         """Gaussians, virtual features, training of the classifier."""
         options, group = self.options, f"{self.name}/moments"
         counts, moments = server.total[group].weight.squeeze(1), server.total.mean(group)
-        features, labels = [], []
-        for c, amount in enumerate(shared_out(counts, options.samples, options.share)):
+        names = [sorted(server.model)[int(place)] for place in server.state[self.name]["head"]]
+        amounts = torch.tensor(shared_out(counts, options.samples, options.share))
+        labels = torch.arange(len(amounts)).repeat_interleave(amounts)
+        # Kept in the network's own precision: there may be many.
+        features = torch.empty(len(labels), moments["first"].shape[1], dtype=server.model[names[0]].dtype)
+        for c, amount in enumerate(amounts.tolist()):
             spread = factor(moments["second"][c], moments["first"][c], counts[c], options.covariance)
-            z = torch.from_numpy(server.rng.standard_normal((amount, len(moments["first"][c]))))
+            z = torch.from_numpy(server.rng.standard_normal((amount, features.shape[1])))
             drawn = moments["first"][c] + (z @ spread.mT if spread.dim() == 2 else z * spread)
             if options.relu or options.power != 1:
                 drawn = drawn.clamp(min=0).pow(1 / options.power)
-            features.append(drawn)
-            labels.append(torch.full((amount,), c))
-        names = [sorted(server.model)[int(place)] for place in server.state[self.name]["head"]]
+            features[labels == c] = drawn.to(features.dtype)
         before = [server.model[name].double() for name in names]
-        after = train_classifier(torch.cat(features), torch.cat(labels), before, options, server.rng)
+        after = train_classifier(features, labels, before, options, server.rng)
         update = {name: new - old for name, new, old in zip(names, after, before, strict=True)}
         if first_non_finite(update) is not None:
             raise RecipeError(
@@ -214,15 +219,18 @@ def train_classifier(
     """Weight and, if there is one, bias after SGD on the cross-entropy, whose gradient is written out (no graph)."""
     parameters = [value.clone() for value in start]
     velocity = [torch.zeros_like(value) for value in start]
+    steps, done = options.epochs * -(-len(labels) // options.batch_size), 0
     for _ in range(options.epochs):
         for chosen in torch.split(torch.from_numpy(rng.permutation(len(labels))), options.batch_size):
-            h, y = features[chosen], labels[chosen]
+            lr = options.lr * (1 - done / steps if options.schedule == "linear" else 1)
+            done += 1
+            h, y = features[chosen].double(), labels[chosen]
             error = functional.linear(h, *parameters).softmax(-1)
             error[torch.arange(len(y)), y] -= 1
             gradients = [error.mT @ h / len(y), error.mean(0)]
             for parameter, speed, gradient in zip(parameters, velocity, gradients, strict=False):
                 speed.mul_(options.momentum).add_(gradient).add_(parameter, alpha=options.weight_decay)
-                parameter.sub_(speed, alpha=options.lr)
+                parameter.sub_(speed, alpha=lr)
     return parameters
 
 

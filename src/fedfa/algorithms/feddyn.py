@@ -3,14 +3,14 @@
 D. A. E. Acar, Y. Zhao, R. Matas Navarro, M. Mattina, P. N. Whatmough, V. Saligrama, *Federated Learning Based on
 Dynamic Regularization*, ICLR 2021, Algorithm 1.
 
-A client minimises L_i(θ) − ⟨g_i, θ⟩ + α/2 ‖θ − θ_t‖² and then renews its dual state g_i ← g_i − α (θ_i − θ_t), which at a
-minimum of that objective is ∇L_i(θ_i). The server's h is the mean of the dual states of **all** m clients, so only the
-active ones move it: h ← h − α/m Σ_active (θ_i − θ_t); its model is θ = mean over the active of θ_i − h/α. If everything
-settles, θ_i = θ for all clients, hence h = 0 and Σ_i ∇L_i(θ) = 0: a stationary point of the sum, whatever the clients'
-data. (FedAvg with several local steps settles elsewhere.)
+A client minimises L_i(θ) − ⟨g_i, θ⟩ + α/2 ‖θ − θ_t‖² and then renews its dual state g_i ← g_i − α (θ_i − θ_t), which at
+a minimum of that objective is ∇L_i(θ_i). The server's h is the mean of the dual states of **all** m clients, so only
+the active ones move it: h ← h − α/m Σ_active (θ_i − θ_t); its model is θ = mean over the active of θ_i − h/α. If
+everything settles, θ_i = θ for all clients, hence h = 0 and Σ_i ∇L_i(θ) = 0: a stationary point of the sum, whatever
+the clients' data. (FedAvg with several local steps settles elsewhere.)
 
-- Clients count equally, in the mean as in the objective Σ_i L_i. (Acar et al.'s code scales α by a client's share of the
-  samples instead; with equal sizes the two agree.)
+- Clients count equally, in the mean as in the objective Σ_i L_i. (Acar et al.'s code scales α by a client's share of
+  the samples instead; with equal sizes the two agree.)
 - Weight decay belongs to L_i, as in their code: the dual state then holds the gradient of the decayed loss, and the
   stationary point is that of the decayed sum. The α-term is separate from it.
 - α = 0 leaves no regulariser and no dual state: FedAvg with equal weights, bit for bit.
@@ -19,13 +19,14 @@ data. (FedAvg with several local steps settles elsewhere.)
 - h is kept in double precision: θ holds h/α, so a small α would magnify its rounding.
 
 Sends per client and round: |w| down, |w| up, as FedAvg. Server keeps: h, |w| numbers. Client keeps: g_i, |w| numbers,
-also through the rounds in which it does not take part. Extra compute: three passes over the parameters per step. What the
-server learns: what it learns in FedAvg (g_i is a sum of updates it has seen).
+also through the rounds in which it does not take part. Extra compute: three passes over the parameters per step. What
+the server learns: what it learns in FedAvg (g_i is a sum of updates it has seen).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -50,7 +51,7 @@ class DynamicRegularisation(Part[DynamicOptions]):
     name = "feddyn"
     options_type = DynamicOptions
     base = True
-    refuses = {
+    refuses: ClassVar[Mapping[str, str]] = {
         "server optimiser": "its server step θ = mean − h/α is part of the method, and the clients' dual states fit no "
         "other; leave the server optimiser out",
         "fedprox": "it has a proximal term of its own; set algorithm.feddyn.alpha",

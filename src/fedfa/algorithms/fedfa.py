@@ -33,7 +33,7 @@ from fedfa.algorithms.class_features import ClassFeatures
 from fedfa.algorithms.fedlc import LogitCalibration, LogitCalibrationOptions
 from fedfa.algorithms.method import AUTHORS_TRAINING, Method
 from fedfa.errors import RecipeError
-from fedfa.learning.part import Batch, ClientContext, Options, Part, ServerStep, Task
+from fedfa.learning.part import Batch, ClientContext, Options, Part, Role, ServerStep, Task
 from fedfa.learning.sums import WeightedSum
 from fedfa.learning.tensors import Tensors
 from fedfa.messages import nearest
@@ -237,6 +237,15 @@ class Calibration(Part[CalibrationOptions]):
     options_type = CalibrationOptions
     requires = ("anchors",)
 
+    def check(self, task: Task, roles: Mapping[str, Role]) -> None:
+        """The classifier must be one that is trained."""
+        fixed = [name for name in task.model.head_tensors if roles.get(name) is Role.FROZEN]
+        if fixed and self.options.when != "never":
+            raise RecipeError(
+                f"FedFA calibrates the classifier, but {', '.join(fixed)} of this network may not be trained; let it "
+                'be trained, or set algorithm.calibration.when = "never"'
+            )
+
     def begin(self, ctx: ClientContext) -> None:
         """Perhaps calibrate; Adam starts fresh in each client's round."""
         ctx.scratch[self.name] = {"moments": None, "steps": 0}
@@ -370,6 +379,9 @@ FEDFA = Method(
     parts=(Anchors, Calibration, Shift),
     variants={
         "default": {},
+        # Beyond the paper. The shift takes out of the local loss what the calibration would have to undo; anchors
+        # averaged by class counts are the true class means of the cohort's features, and follow them at once.
+        "plus": {"algorithm.shift.tau": 1.0, "algorithm.anchors.weights": "count"},
         "paper": {
             "algorithm.anchors.loss": "sample",
             "algorithm.anchors.class_mean": "batch",

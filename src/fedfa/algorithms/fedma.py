@@ -2,33 +2,35 @@
 
 H. Wang, M. Yurochkin, Y. Sun, D. Papailiopoulos, Y. Khazaeni, *Federated Learning with Matched Averaging*, ICLR 2020.
 
-The hidden units of a layer have no order: a permutation of them, undone in the next layer's inputs, is the same network.
-Averaging unit i of one client with unit i of another may therefore mix different things. Here the server aligns each
-client's units with the global model's, layer by layer from the input: with the inputs already in order, a unit is its row
-of incoming weights and its bias, and the permutation that minimises the summed squared distances is found exactly (a
-linear assignment). The aligned models are averaged as FedAvg does. Where another order is no better, the client's stays.
+The hidden units of a layer have no order: a permutation of them, undone in the next layer's inputs, is the same
+network. Averaging unit i of one client with unit i of another may therefore mix different things. Here the server
+aligns each client's units with the global model's, layer by layer from the input: with the inputs already in order, a
+unit is its row of incoming weights and its bias, and the permutation that minimises the summed squared distances is
+found exactly (a linear assignment). The aligned models are averaged as FedAvg does. Where another order is no better,
+the client's stays.
 
 This is FedMA's matching, not all of FedMA. The published method also lets layers grow (a Beta-Bernoulli prior decides
 which units are new), and freezes and retrains layer after layer, so that one pass costs as many communications as there
 are layers. Both are left out on purpose:
 
 - Layers that grow change the network between rounds. Nothing else here does: rounds, memory and bytes would no longer
-  compare with those of any other method, and nothing that is kept by name and shape (anchors, momenta, control variates)
-  could stand beside it.
-- Retraining per layer is another protocol, with as many rounds as layers and growing weights; at an equal number of rounds
-  it would train one layer while the others train all.
+  compare with those of any other method, and nothing that is kept by name and shape (anchors, momenta, control
+  variates) could stand beside it.
+- Retraining per layer is another protocol, with as many rounds as layers and growing weights; at an equal number of
+  rounds it would train one layer while the others train all.
 
-What is to be expected: clients that start a round from the same weights seldom leave the order of that start, and without a
-permutation this *is* FedAvg, bit for bit. It matters where local training is long or clients bring models of their own.
+What is to be expected: clients that start a round from the same weights seldom leave the order of that start, and
+without a permutation this *is* FedAvg, bit for bit. It matters where local training is long or clients bring models of
+their own.
 
 Networks: a chain of Conv2d (without groups) and Linear layers with element-wise activations, pooling, dropout and
-flattening between. Norms with per-channel tensors and residual connections tie units across layers and are refused, as are
-layers that a client keeps or that are frozen. The chain is read off the network by tracing it once; its layers' positions
-are the server's state.
+flattening between. Norms with per-channel tensors and residual connections tie units across layers and are refused, as
+are layers that a client keeps or that are frozen. The chain is read off the network by tracing it once; its layers'
+positions are the server's state.
 
-Sends per client and round: |w| down, |w| up, as FedAvg. Server keeps: nothing more; it must see each client's update, so
-secure sums are impossible and memory grows with the cohort. Extra compute, on the server per client and layer of u units
-with f inputs: O(u² f + u³). What the server learns: what it learns in FedAvg without secure sums.
+Sends per client and round: |w| down, |w| up, as FedAvg. Server keeps: nothing more; it must see each client's update,
+so secure sums are impossible and memory grows with the cohort. Extra compute, on the server per client and layer of u
+units with f inputs: O(u² f + u³). What the server learns: what it learns in FedAvg without secure sums.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch.nn import functional
 
 from fedfa.algorithms.fedavg import Averaging

@@ -1,7 +1,7 @@
 """FedNova: updates are divided by how far a client's own optimiser carries it, then averaged.
 
-J. Wang, Q. Liu, H. Liang, G. Joshi, H. V. Poor, *Tackling the Objective Inconsistency Problem in Heterogeneous Federated
-Optimization*, NeurIPS 2020.
+J. Wang, Q. Liu, H. Liang, G. Joshi, H. V. Poor, *Tackling the Objective Inconsistency Problem in Heterogeneous
+Federated Optimization*, NeurIPS 2020.
 
 A client's update is a combination of the gradients it met, Δ_i = −η Σ_k a_{i,k} g_{i,k}. FedAvg thus weighs client i by
 p_i ‖a_i‖₁ and settles at the optimum of another objective than Σ p_i F_i. FedNova averages the normalised updates and
@@ -9,25 +9,26 @@ scales them back by one number for all::
 
     w ← w + τ_eff Σ_i p_i Δ_i / ‖a_i‖₁,      τ_eff = Σ_i p_i ‖a_i‖₁,      p_i = n_i / n over the round's clients.
 
-‖a_i‖₁ is the number of steps for plain SGD; Σ_k (1 − ρ^{τ−k})/(1 − ρ) for local momentum ρ; Σ_k (1 − ημ)^{τ−1−k} for the
-proximal term μ/2 ‖w − w_t‖². Both together have no such formula, and none is needed: the sum of the coefficients is how
-far the same recursion comes when every gradient is one (:func:`coefficient_sum`). That sum is ‖a_i‖₁ as long as no
+‖a_i‖₁ is the number of steps for plain SGD; Σ_k (1 − ρ^{τ−k})/(1 − ρ) for local momentum ρ; Σ_k (1 − ημ)^{τ−1−k} for
+the proximal term μ/2 ‖w − w_t‖². Both together have no such formula, and none is needed: the sum of the coefficients is
+how far the same recursion comes when every gradient is one (:func:`coefficient_sum`). That sum is ‖a_i‖₁ as long as no
 coefficient is negative; momentum and a strong proximal term together can make some negative, and then the sum is what
 the first-order argument of the paper needs. The published code adds the proximal term after the momentum and, with both
 set, counts a sum that belongs to neither order; and with μ it takes τ_eff from the plain numbers of steps.
 
-Weight decay belongs to the gradients. Statistics (BatchNorm) are averaged with weights n_i. A client without a step has no
-direction and no weight. Where all clients make equally many steps the result is FedAvg's up to rounding (the division
-and the multiplication do not cancel bit for bit).
+Weight decay belongs to the gradients. Statistics (BatchNorm) are averaged with weights n_i. A client without a step has
+no direction and no weight. Where all clients make equally many steps the result is FedAvg's up to rounding (the
+division and the multiplication do not cancel bit for bit).
 
-Sends per client and round: |w| down, |w| + 1 up: n_i Δ_i/‖a_i‖₁ and n_i ‖a_i‖₁, sums as everything else. Server and client
-keep: nothing more. Extra compute: one pass over the update per round. What the server learns: besides FedAvg's update and
-n_i the number of steps; of secure sums only its mean.
+Sends per client and round: |w| down, |w| + 1 up: n_i Δ_i/‖a_i‖₁ and n_i ‖a_i‖₁, sums as everything else. Server and
+client keep: nothing more. Extra compute: one pass over the update per round. What the server learns: besides FedAvg's
+update and n_i the number of steps; of secure sums only its mean.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -52,7 +53,9 @@ class NormalisedAveraging(Part[NormalisedOptions]):
     name = "fednova"
     options_type = NormalisedOptions
     base = True
-    refuses = {"fedprox": "it must know of the proximal term to normalise rightly; set algorithm.fednova.mu instead"}
+    refuses: ClassVar[Mapping[str, str]] = {
+        "fedprox": "it must know of the proximal term to normalise rightly; set algorithm.fednova.mu instead",
+    }
 
     def check(self, task: Task, roles: Mapping[str, Role]) -> None:
         """The proximal term must contract."""
@@ -96,7 +99,8 @@ class NormalisedAveraging(Part[NormalisedOptions]):
 def coefficient_sum(steps: int, momentum: float, pull: float) -> float:
     """Σ_k a_k of a client's local optimiser.
 
-    With v_k = ρ v_{k−1} + g_k + μ (w_k − w_0) and w_{k+1} = w_k − η v_k, put g_k = 1 and measure the way in units of −η.
+    With v_k = ρ v_{k−1} + g_k + μ (w_k − w_0) and w_{k+1} = w_k − η v_k, put g_k = 1 and measure the way in units
+    of −η.
 
     Args:
         steps: τ.

@@ -12,7 +12,7 @@ logarithm of a ratio of batch means, which some code computes, is another functi
 classifier; the original puts a projection head before it. A client's first round has no previous model; the global one
 stands in for it, so ℓ_con is log 2 whatever the network does: nothing is computed, the constant is reported.
 
-μ = 1 is the FedFA paper's setting except on CIFAR-10, where it has 5 (``algorithm.moon.mu=5``).
+μ = 1 is the FedFA paper's setting except on CIFAR-10, where it has 5; the presets of CIFAR-10 set it.
 
 Sends per client and round: what FedAvg sends. Server keeps: the model. Client keeps: its previous local model, |w|
 numbers. Extra compute: two forward passes over the client's data per round (none in its first), O(batch·d) per step.

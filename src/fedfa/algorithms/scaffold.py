@@ -3,23 +3,24 @@
 S. P. Karimireddy, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich, A. T. Suresh, *SCAFFOLD: Stochastic Controlled Averaging
 for Federated Learning*, ICML 2020, Algorithm 1.
 
-Local steps are y_i ← y_i − η (g_i(y_i) − c_i + c). Control variates start at zero. After K steps a client renews its own,
-by option I as the gradient of its loss at the received x, or by option II as c_i⁺ = c_i − c + (x − y_i)/(K η), which is the
-mean of the gradients it met on its way. The server makes x ← x + η_g · mean(y_i − x) and c ← c + |S|/N · mean(c_i⁺ − c_i).
+Local steps are y_i ← y_i − η (g_i(y_i) − c_i + c). Control variates start at zero. After K steps a client renews its
+own, by option I as the gradient of its loss at the received x, or by option II as c_i⁺ = c_i − c + (x − y_i)/(K η),
+which is the mean of the gradients it met on its way. The server makes x ← x + η_g · mean(y_i − x) and c ← c + |S|/N ·
+mean(c_i⁺ − c_i).
 
 - K counts the steps that were made, and η is this round's learning rate, decay included. A client without a step keeps
   its c_i.
-- Weight decay is part of the gradient a local step uses. Option II's difference (x − y_i)/(K η) contains it by itself, and
-  option I adds it, so c and c_i both have it and it cancels in c − c_i up to how far the model moved since.
-- Local momentum is refused with option II: a step is then no longer η times a gradient, the difference overstates the mean
-  gradient by up to 1/(1 − momentum), and the feedback through c_i diverges.
+- Weight decay is part of the gradient a local step uses. Option II's difference (x − y_i)/(K η) contains it by itself,
+  and option I adds it, so c and c_i both have it and it cancels in c − c_i up to how far the model moved since.
+- Local momentum is refused with option II: a step is then no longer η times a gradient, the difference overstates the
+  mean gradient by up to 1/(1 − momentum), and the feedback through c_i diverges.
 - Option I is one more pass over the client's data per round, in the order the data lie in, with the cross-entropy alone
   (loss terms of other parts are not in it) and the network in training mode; its running statistics are put back.
 
 Sends per client and round: 2|w| down (x and c; in the first round c = 0 is not sent), 2|w| up. Server keeps: c. Client
-keeps: c_i, also through rounds without it. Extra compute: one pass over the parameters per step. What the server learns:
-besides FedAvg's update the change of c_i; with option II that follows from the update, with option I it is a gradient of
-the client's whole data.
+keeps: c_i, also through rounds without it. Extra compute: one pass over the parameters per step. What the server
+learns: besides FedAvg's update the change of c_i; with option II that follows from the update, with option I it is a
+gradient of the client's whole data.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Scaffold(Part[ScaffoldOptions]):
             )
 
     def begin(self, ctx: ClientContext) -> None:
-        """c − c_i, which stays the same all round; with option I also the gradient at x."""
+        """C − c_i, which stays the same all round; with option I also the gradient at x."""
         mine = ctx.scratch[self.name] = {}
         received, own = ctx.received.get(self.name, {}), ctx.kept.get(self.name, {})
         if received or own:
@@ -79,7 +80,7 @@ class Scaffold(Part[ScaffoldOptions]):
             mine["gradient"] = whole_gradient(ctx)
 
     def gradient(self, ctx: ClientContext, batch: Batch) -> None:
-        """g − c_i + c."""
+        """G − c_i + c."""
         if (correction := ctx.scratch[self.name].get("correction")) is not None:
             add_to_gradients(ctx.parameters.values(), correction)
 
@@ -98,7 +99,7 @@ class Scaffold(Part[ScaffoldOptions]):
         return {"model": WeightedSum.of(ctx.update, weight), "control": WeightedSum.of(change, weight)}
 
     def step(self, server: ServerStep) -> None:
-        """x ← x + η_g · mean Δy, c ← c + |S|/N · mean Δc; statistics are only averaged."""
+        """X ← x + η_g · mean Δy, c ← c + |S|/N · mean Δc; statistics are only averaged."""
         server.update = server.total.mean(f"{self.name}/model")
         for name in server.trained:
             server.update[name] = self.options.server_lr * server.update[name]

@@ -12,13 +12,13 @@ With Δ the update that the recipe's base part made (FedAvg's mean unless anothe
       FedAdam      v ← β₂ v + (1 − β₂) Δ²
       FedYogi      v ← v − (1 − β₂) Δ² sign(v − Δ²)
 
-m and FedAvgM's v start at zero, the adaptive v at τ² (the least the paper allows); there is no bias correction, as in the
-paper. They act on what clients train; statistics (BatchNorm) take the mean as it is. A recipe has one of them:
+m and FedAvgM's v start at zero, the adaptive v at τ² (the least the paper allows); there is no bias correction, as in
+the paper. They act on what clients train; statistics (BatchNorm) take the mean as it is. A recipe has one of them:
 ``"fedfa+fedadam"``.
 
-Sends per client and round: nothing besides what the rest of the recipe sends. Server keeps: |w| numbers (FedAvgM) or 2|w|,
-in double precision as the update itself. Client keeps: nothing. Extra compute: a few passes over the model per round, on
-the server. What the server learns: nothing more.
+Sends per client and round: nothing besides what the rest of the recipe sends. Server keeps: |w| numbers (FedAvgM) or
+2|w|, in double precision as the update itself. Client keeps: nothing. Extra compute: a few passes over the model per
+round, on the server. What the server learns: nothing more.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class ServerMomentum(ServerOptimiser[MomentumOptions]):
     options_type = MomentumOptions
 
     def step(self, server: ServerStep) -> None:
-        """v ← β v + Δ, w ← w + η v."""
+        """V ← β v + Δ, w ← w + η v."""
         state = server.state[self.name]
         for name in server.trained:
             update = server.update[name]

@@ -154,6 +154,31 @@ def compare(
 
 
 @app.command()
+def conclude(
+    run_folder: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    out: Annotated[Path, typer.Option(help="The new run folder.")],
+    algorithm: Annotated[str, typer.Option(help="A method that follows the training.")] = "ccvr",
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="E.g. algorithm.ccvr.samples=500.")
+    ] = None,
+) -> None:
+    """Add what follows the last round (CCVR) to a finished run, without training again."""
+    from fedfa.studies import conclude as conclusions
+    from fedfa.studies.layers import merge, parse_assignment
+
+    options: dict[str, Any] = {}
+    for assignment in assignments or []:
+        options = merge(options, parse_assignment(assignment))
+    with console.status("asking every client"):
+        summary = conclusions.conclude(run_folder, algorithm, out, options).summary
+    console.print(
+        f"accuracy [bold]{summary['final_accuracy']:.2%}[/], before it {summary['accuracy_before_survey']:.2%}; record "
+        f"in {escape(str(out))}",
+        soft_wrap=True,
+    )
+
+
+@app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Where the records and the picture go.")] = Path("runs/demo"),
     rounds: Annotated[

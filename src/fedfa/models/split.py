@@ -88,6 +88,12 @@ class SplitModel:
         """Number of outputs."""
         return self.head.out_features
 
+    @property
+    def head_tensors(self) -> list[str]:
+        """Names of the classifier's weight and, if it has one, its bias; as in :meth:`state`."""
+        prefix = f"{self.head_name}." if self.head_name else ""
+        return [f"{prefix}weight"] if self.head.bias is None else [f"{prefix}weight", f"{prefix}bias"]
+
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Features and logits of a batch."""
         self.outputs = {}

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedfa.algorithms.registry import methods_of, part_types, recipe_names
+from fedfa.algorithms.registry import methods, methods_of, part_types, recipe_names
 from fedfa.data import parse_partition
 from fedfa.errors import DataError, SettingsError
 from fedfa.messages import nearest
 
 DEFAULT_RECIPE = "fedfa"
+WITH = "with"
+"""A table ``[with.PART]`` holds options that count if the recipe has that part: a method's value for one data set."""
 
 
 def nest(key: str, value: object) -> dict[str, Any]:
@@ -70,10 +72,14 @@ def stack(layers: tuple[Mapping[str, Any], ...], defaults: Mapping[str, Any]) ->
 
     Where a later layer asks for another recipe or variant than an earlier one names (a complete configuration names
     both), what the earlier layer merely recorded of its own recipe and variant gives way; what it says beyond that
-    stays, unless it is about a part that the new recipe does not have. ``defaults`` are those of the settings.
+    stays, unless it is about a part that the new recipe does not have. ``defaults`` are those of the settings. Tables
+    ``[with.PART]`` apply where the recipe has that part.
     """
     written: dict[str, Any] = {}
+    conditional: dict[str, Any] = {}
     for layer in layers:
+        conditional = merge(conditional, layer.get(WITH, {}))
+        layer = {key: value for key, value in layer.items() if key != WITH}
         if _switches(written, layer):
             written = _without_what_follows_from(written, layer["algorithm"].get("recipe"), defaults)
         written = merge(written, layer)
@@ -81,7 +87,20 @@ def stack(layers: tuple[Mapping[str, Any], ...], defaults: Mapping[str, Any]) ->
     algorithm = algorithm if isinstance(algorithm, Mapping) else {}
     recipe = absolute_files(str(algorithm.get("recipe", DEFAULT_RECIPE)))
     name, implied = variant_settings(recipe, algorithm.get("variant"))
+    implied = merge(implied, {"algorithm": _for_parts_of(recipe, conditional)})
     return merge(merge(implied, written), {"algorithm": {"recipe": recipe} | ({"variant": name} if name else {})})
+
+
+def _for_parts_of(recipe: str, conditional: Mapping[str, Any]) -> dict[str, Any]:
+    """What a table ``[with]`` says about the parts that the recipe has."""
+    known = {kind.name for method in methods().values() for kind in method.parts}
+    own = {kind.name for kind in part_types(methods_of(recipe))}
+    for part in conditional:
+        if part not in known | own:
+            raise SettingsError(
+                f"unknown part in [{WITH}.{part}]{nearest(part, known)}; known: {', '.join(sorted(known))}"
+            )
+    return {part: options for part, options in conditional.items() if part in own}
 
 
 def variant_settings(recipe: str, variant: object) -> tuple[str | None, dict[str, Any]]:
