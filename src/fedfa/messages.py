@@ -17,7 +17,8 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
         >>> nearest("momentun", ["momentum", "lr"])
         " (did you mean 'momentum'?)"
     """
-    close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word, list(allowed), n=3, cutoff=0.6)
+    close.sort(key=lambda other: sorted(other) != sorted(word))  # two letters swapped is the likeliest slip
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

@@ -12,10 +12,20 @@ from fedfa.learning.client import ClientResult, ClientTrainer, RoundPlan
 from fedfa.learning.part import Task
 from fedfa.learning.random import torch_stream
 from fedfa.learning.server import ServerState, finish_round
-from fedfa.learning.sums import Total
-from fedfa.learning.tensors import PartTensors, Tensors, clone
+from fedfa.learning.sums import Total, flatten_sums
+from fedfa.learning.tensors import PartTensors, Tensors, clone, flatten
 from fedfa.models.split import SplitModel
-from tests.algorithms.toy import CLASSES, Network, Samples, shuffled, toy_samples, toy_settings, toy_weights
+from tests.algorithms.toy import (
+    CLASSES,
+    FEATURES,
+    INPUTS,
+    Network,
+    Samples,
+    shuffled,
+    toy_samples,
+    toy_settings,
+    toy_weights,
+)
 from tests.algorithms.transcription import Array, Index
 
 LocalLoss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -110,3 +120,38 @@ def same_bits(one: Study, other: Study, rounds: int = 3) -> None:
         other.play()
         for name, value in one.state.model.items():
             assert torch.equal(value, other.state.model[name]), f"round {one.state.round}: {name}"
+
+
+class Normalised(nn.Module):
+    """The toy network with BatchNorm, whose statistics gather while it trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(INPUTS, FEATURES)
+        self.norm = nn.BatchNorm1d(FEATURES)
+        self.classifier = nn.Linear(FEATURES, CLASSES, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.norm(self.hidden(x)).relu())
+        return logits
+
+
+def clients_leave_no_trace(algorithm: Mapping[str, Any]) -> None:
+    """One network serves all clients: nothing of one may reach another, nor may any write into what was sent.
+
+    Bit for bit, in the second round, when clients have something they kept, with a network that has BatchNorm.
+    """
+    alone, after_others = (Study(algorithm, network=Normalised, batch_size=8) for _ in range(2))
+    alone.play()
+    after_others.play()
+    sent = {name: value.clone() for name, value in after_others.state.to_tensors().items()}
+    for client in (0, 1):
+        after_others.train(client)
+    one, other = alone.train(2), after_others.train(2)
+    assert one.loss == other.loss
+    for group, entry in flatten_sums(one.sums).items():
+        assert torch.equal(entry, flatten_sums(other.sums)[group]), group
+    for name, value in flatten(one.kept).items():
+        assert torch.equal(value, flatten(other.kept)[name]), name
+    for name, value in after_others.state.to_tensors().items():
+        assert torch.equal(value, sent[name]), name

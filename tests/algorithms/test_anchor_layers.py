@@ -1,4 +1,4 @@
-"""Anchors at several layers, and the logit shift of FedFA."""
+"""Anchors at several layers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedfa.algorithms.fedfa import Anchors, AnchorsOptions, Shift, ShiftOptions, pooled
+from fedfa.algorithms.fedfa import Anchors, AnchorsOptions, pooled
 from fedfa.algorithms.registry import build_recipe
 from fedfa.errors import ModelError, RecipeError
 from fedfa.learning.client import ClientTrainer, RoundPlan
-from fedfa.learning.part import Batch, LocalTraining, Role, Task
+from fedfa.learning.part import LocalTraining, Role, Task
 from fedfa.learning.random import stream
 from fedfa.learning.tensors import Tensors, clone
 from fedfa.models.split import SplitModel
@@ -130,20 +130,6 @@ def test_a_run_with_two_layers_resumes_to_the_same_bits(tmp_path: Path) -> None:
     run(settings.model_copy(update={"rounds": 1}), tmp_path / "parts")
     parts = run(settings, tmp_path / "parts", resume=True)
     assert all(torch.equal(whole.model[name], parts.model[name]) for name in whole.model)
-
-
-def test_the_shift_is_the_log_of_the_clients_label_frequencies() -> None:
-    """Three samples of class 0, one of class 1, none of class 2: log ¾, log ¼, left out."""
-    context = client_context(torch.eye(3, dtype=torch.float64), [3, 1, 0])
-    batch = Batch(torch.zeros(1), torch.zeros(1), torch.zeros(1), torch.zeros(1), torch.zeros(1))
-    logits = torch.zeros(2, 3, dtype=torch.float64)
-    part = Shift(ShiftOptions(tau=1.0))
-    part.begin(context)
-    expected = torch.tensor([0.75, 0.25, 0.0], dtype=torch.float64).log().expand(2, 3)
-    torch.testing.assert_close(part.logits(context, batch, logits), expected)
-    idle = Shift()
-    idle.begin(context)
-    assert idle.logits(context, batch, logits) is logits, "off unless asked for"
 
 
 def test_a_classifier_that_may_not_be_trained_cannot_be_calibrated() -> None:

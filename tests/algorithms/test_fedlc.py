@@ -15,7 +15,7 @@ from torch.testing import assert_close
 from fedfa.algorithms.fedlc import LogitCalibration, LogitCalibrationOptions, label_margins, label_shift
 from fedfa.errors import RecipeError, SettingsError
 from fedfa.learning.part import Part
-from tests.algorithms.keeping import Study, same_bits
+from tests.algorithms.keeping import Study, clients_leave_no_trace, same_bits
 from tests.algorithms.toy import CLASSES, HELD, batch_of, client_context, toy_samples
 
 Form = Literal["margin", "log"]
@@ -167,3 +167,7 @@ def test_bad_options_and_double_calibration_are_refused() -> None:
         Study({"recipe": "fedlc", "fedlc": {"tau": -1.0}})
     with pytest.raises(RecipeError, match="logit calibration"):
         Study({"recipe": "fedlc+fedetf"})
+
+
+def test_clients_leave_no_trace() -> None:
+    clients_leave_no_trace({"recipe": "fedlc"})

@@ -12,10 +12,13 @@ from torch import Tensor
 from torch.nn import functional
 from torch.testing import assert_close
 
+from fedfa.algorithms.fedavg import Averaging
 from fedfa.algorithms.moon import ModelContrast, ModelContrastOptions, model_contrastive_loss
+from fedfa.errors import RecipeError
 from fedfa.learning.part import ClientContext
+from fedfa.learning.recipe import Recipe
 from fedfa.learning.tensors import Tensors, clone
-from tests.algorithms.keeping import Study, descend, features_of, same_bits
+from tests.algorithms.keeping import Normalised, Study, clients_leave_no_trace, descend, features_of, same_bits
 from tests.algorithms.toy import batch_of, client_context
 
 LR = 0.1
@@ -194,3 +197,40 @@ def test_one_client_alone_works() -> None:
         plain.play([1])
     for name, value in plain.state.model.items():
         assert_close(ours.state.model[name], value, rtol=1e-9, atol=1e-11)
+
+
+def test_clients_leave_no_trace() -> None:
+    clients_leave_no_trace({"recipe": "moon"})
+
+
+def test_the_fixed_features_are_those_of_evaluation() -> None:
+    """With BatchNorm: each fixed model uses the statistics it came with, and the training network keeps its own."""
+    study = Study({"recipe": "moon"}, network=Normalised, batch_size=8)
+    study.play()
+    found: list[Tensor] = []
+
+    class Spy(ModelContrast):
+        def begin(self, ctx: ClientContext) -> None:
+            before = clone(ctx.model.state())
+            super().begin(ctx)
+            found.append(ctx.scratch[self.name]["contrast"])
+            assert ctx.model.module.training
+            assert all(torch.equal(value, before[name]) for name, value in ctx.model.state().items())
+
+    study.trainer.recipe = Recipe([Averaging(), Spy()])
+    previous, data = clone(study.kept[2]["moon"]), study.clients[2]
+    study.train(2)
+
+    def features(weights: Tensors) -> Tensor:
+        x = data.x @ weights["hidden.weight"].T + weights["hidden.bias"]
+        scale = (weights["norm.running_var"] + 1e-5).sqrt()
+        return ((x - weights["norm.running_mean"]) / scale * weights["norm.weight"] + weights["norm.bias"]).relu()
+
+    assert not torch.equal(previous["norm.running_mean"], study.state.model["norm.running_mean"])
+    assert_close(found[0], contrast(features(study.state.model), features(previous)))
+
+
+def test_without_a_global_model_it_is_refused() -> None:
+    with pytest.raises(RecipeError, match="every client keeps its own model"):
+        Study({"recipe": "fedproto+moon"})
+    Study({"recipe": "fedproto+moon", "fedproto": {"average_model": True}}).play()

@@ -34,7 +34,7 @@ class TestComposition:
     def test_the_methods(self) -> None:
         assert {"fedavg", "fedfa"} <= methods().keys()
         assert part_names(build_recipe("fedavg")) == ["fedavg"]
-        assert part_names(build_recipe("fedfa")) == ["fedavg", "anchors", "calibration"]
+        assert part_names(build_recipe("fedfa")) == ["fedavg", "anchors", "calibration", "final"]
 
     @pytest.mark.parametrize("text", ["fedavg+fedfa", "fedfa+fedavg", " fedavg + fedfa ", "fedfa+fedfa"])
     def test_naming_the_base_or_a_method_again_changes_nothing(self, text: str) -> None:
@@ -157,7 +157,7 @@ class TestOwnFile:
         (method,) = methods_of(path)
         assert (method.name, method.summary) == ("halves", "Half steps: the server goes half of the way.")
         assert part_names(build_recipe(path)) == ["fedavg", "half"]
-        assert part_names(build_recipe(f"fedfa+{path}")) == ["fedavg", "anchors", "calibration", "half"]
+        assert part_names(build_recipe(f"fedfa+{path}")) == ["fedavg", "anchors", "calibration", "final", "half"]
 
     def test_it_takes_part_in_a_round(self, tmp_path: Path) -> None:
         """Half of FedAvg's change, exactly."""
@@ -246,7 +246,7 @@ class TestOptionErrors:
             ({"calibration": {"steps": 0}}, ("algorithm.calibration.steps = 0", "greater than or equal to 1")),
             (
                 {"variant": "autors"},
-                ("algorithm.variant = 'autors'", "did you mean 'authors'", "default, paper, authors"),
+                ("algorithm.variant = 'autors'", "did you mean 'authors'", "default, plus, paper, authors"),
             ),
         ],
     )

@@ -76,13 +76,13 @@ class FixedFrame(Part[FixedFrameOptions]):
         frame = initial_anchors("etf", classes, dim, rng)
         head = FrameHead(model.head, frame, self.options.beta, bias=self.options.bias, rng=rng)
         if not model.head_name:  # the network is nothing but its classifier
-            return SplitModel(nn.Sequential(head), "0.frame")
+            return SplitModel(nn.Sequential(head), "0.frame", model.example)
         # A layer that the network holds under several names is replaced under each of them.
         names = [name for name, layer in model.module.named_modules(remove_duplicate=False) if layer is model.head]
         for name in names:
             parent, _, leaf = name.rpartition(".")
             setattr(model.module.get_submodule(parent), leaf, head)
-        return SplitModel(model.module, f"{names[0]}.frame")
+        return SplitModel(model.module, f"{names[0]}.frame", model.example)
 
     def roles(self, task: Task) -> Mapping[str, Role]:
         """The frame is set once and never sent."""

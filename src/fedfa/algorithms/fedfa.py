@@ -5,9 +5,12 @@ Heterogeneous Data*, IEEE Transactions on Mobile Computing 2023, arXiv:2211.0929
 ICLR 2023, which augments features.) Equation numbers below are the paper's.
 
 Two parts. :class:`Anchors` pulls features to the anchor of their class (3, 4), accumulates the class features (6, 7)
-and averages them into the next anchors. :class:`Calibration` trains the classifier on the anchors themselves (5).
+and averages them into the next anchors. :class:`Calibration` trains the classifier on the anchors themselves (5). A
+third one, :class:`FinalCalibration`, goes beyond the paper and is off unless ``variant = "plus"`` (or you) switch it
+on: after the last round it measures the anchors of the final network and calibrates the classifier on these.
 
 Sends per client and round, besides the model: C·d numbers down, C·d up (nothing up with ``anchors.update = false``).
+With the last calibration, once at the end: the model down, C·d + C numbers of 8 bytes up.
 Server keeps: the anchors. Client keeps: nothing. Extra compute per step: O(batch·C·d + C²·d), small beside the network.
 What the server learns: the class features of each client; kept anchors (``absent = "keep"``) also tell which classes a
 client lacks, unless the server only ever sees secure sums.
@@ -30,7 +33,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedfa.algorithms.class_features import ClassFeatures
-from fedfa.algorithms.fedlc import LogitCalibration, LogitCalibrationOptions
 from fedfa.algorithms.method import AUTHORS_TRAINING, Method
 from fedfa.errors import RecipeError
 from fedfa.learning.part import Batch, ClientContext, Options, Part, Role, ServerStep, Task
@@ -205,27 +207,6 @@ class Anchors(Part[AnchorsOptions]):
             server.state[self.name][name] = torch.where(seen, mean.to(old.dtype), old)
 
 
-class ShiftOptions(LogitCalibrationOptions):
-    """Options of the logit shift; off unless a variant or you switch it on."""
-
-    tau: float = Field(0.0, ge=0)
-    """Strength τ of the shift; 0 is none."""
-    form: Literal["margin", "log"] = "log"
-    """``log``: + τ·log(n_c / n) (logit adjustment). ``margin``: − τ·n_c^(−1/4) (FedLC)."""
-
-
-class Shift(LogitCalibration):
-    """Beyond the paper: shift the local logits by the client's label frequencies.
-
-    Without it the supervised loss pushes the classifier towards the client's own classes at every step, and the
-    calibration has to pull it back; with it there is less to pull back.
-    """
-
-    name = "shift"
-    options_type = ShiftOptions
-    slot = None
-
-
 class Calibration(Part[CalibrationOptions]):
     """Train the classifier on the anchors as one batch of C samples with labels 1…C (eq. 5).
 
@@ -283,6 +264,77 @@ class Calibration(Part[CalibrationOptions]):
         mine["steps"] += 1
         for parameter, gradient, (first, second) in zip(parameters, gradients, mine["moments"], strict=True):
             adam_step(parameter, gradient, first, second, mine["steps"], self.options.lr or 0.001)
+
+
+class FinalOptions(Options):
+    """Options of the last calibration; off unless a variant or you switch it on."""
+
+    steps: int = Field(0, ge=0)
+    """Gradient steps of the server after the last round, on anchors measured anew; 0 is none (and no survey)."""
+    lr: float = Field(0.1, gt=0)
+    """Their learning rate."""
+
+
+class FinalCalibration(Part[FinalOptions]):
+    """Beyond the paper: after the last round, anchors of the final network, and the classifier calibrated on them (5).
+
+    The anchors that training gathers are features of the clients' networks, each of which has drifted towards its own
+    classes; their mean is not what the averaged network computes. So every client passes its data once through the
+    final network and returns the sums of its class features. Their total makes the exact class means of all data.
+    """
+
+    name = "final"
+    options_type = FinalOptions
+    requires = ("anchors",)
+
+    def check(self, task: Task, roles: Mapping[str, Role]) -> None:
+        """There must be one network for all, with a classifier that is trained."""
+        if self.surveys() and any(roles.get(name) is not Role.SHARED for name in task.model.head_tensors):
+            raise RecipeError(
+                "algorithm.final.steps calibrates one classifier for all after the last round, but here the classifier "
+                "is fixed or each client has its own; set algorithm.final.steps = 0"
+            )
+
+    def init(self, task: Task, rng: np.random.Generator) -> Tensors:
+        """Which tensors are the classifier: their places among the model's names in alphabetical order."""
+        names = sorted(task.model.state())
+        return {"head": torch.tensor([names.index(name) for name in task.model.head_tensors])} if self.surveys() else {}
+
+    def broadcast(self, state: Tensors, round: int) -> Tensors:
+        """Nothing: clients know their network."""
+        return {}
+
+    def surveys(self) -> bool:
+        """Only if it is switched on."""
+        return self.options.steps > 0
+
+    def survey(self, ctx: ClientContext) -> Mapping[str, WeightedSum]:
+        """The sum of the features of each class under the final network, and the number of them."""
+        if not self.surveys():
+            return {}
+        member = functional.one_hot(ctx.labels(), ctx.num_classes).cpu().double()
+        features = ctx.features().cpu().double()
+        return {"classes": WeightedSum({"sum": member.mT @ features}, member.sum(0).unsqueeze(1))}
+
+    def conclude(self, server: ServerStep) -> None:
+        """The exact anchors; a class that nobody holds keeps the one it had. Then eq. 5 by gradient descent."""
+        if not self.surveys():
+            return
+        held = server.total[f"{self.name}/classes"].weight > 0
+        old = server.state[Anchors.name][LAST]
+        anchors = torch.where(held, server.total.mean(f"{self.name}/classes")["sum"], old.double())
+        server.state[Anchors.name][LAST] = anchors.to(old.dtype)
+        names = [sorted(server.model)[int(place)] for place in server.state[self.name]["head"]]
+        before = [server.model[name].double() for name in names]
+        after = [value.clone() for value in before]
+        for _ in range(self.options.steps):
+            for value, gradient in zip(after, calibration_gradient(anchors, *_weight_and_bias(after)), strict=True):
+                value.sub_(gradient, alpha=self.options.lr)
+        server.update |= {name: new - start for name, new, start in zip(names, after, before, strict=True)}
+
+
+def _weight_and_bias(values: list[Tensor]) -> tuple[Tensor, Tensor | None]:
+    return values[0], values[1] if len(values) > 1 else None
 
 
 def anchors_in_use(ctx: ClientContext) -> Tensor | None:
@@ -376,12 +428,11 @@ def _anchors_from_file(path: Path, classes: int, dim: int, name: str) -> Tensor:
 FEDFA = Method(
     name="fedfa",
     summary="Feature anchors align features and calibrate classifiers (Zhou et al. 2023).",
-    parts=(Anchors, Calibration, Shift),
+    parts=(Anchors, Calibration, FinalCalibration),
     variants={
         "default": {},
-        # Beyond the paper. The shift takes out of the local loss what the calibration would have to undo; anchors
-        # averaged by class counts are the true class means of the cohort's features, and follow them at once.
-        "plus": {"algorithm.shift.tau": 1.0, "algorithm.anchors.weights": "count"},
+        # Beyond the paper: a last calibration on anchors of the final network itself.
+        "plus": {"algorithm.final.steps": 1000},
         "paper": {
             "algorithm.anchors.loss": "sample",
             "algorithm.anchors.class_mean": "batch",

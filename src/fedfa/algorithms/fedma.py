@@ -37,7 +37,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import pairwise
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -71,9 +72,10 @@ class MatchedAveraging(Averaging):
 
     name = "fedma"
     needs_each = True
-    refuses = {
-        "anchors": "anchors belong to features in the order each client trained them in, which the server changes",
-    }
+    refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("anchors", "fedproc", "fedproto", "moon"),
+        "it compares features of different models unit by unit, and here the server changes the units' order",
+    )
 
     def check(self, task: Task, roles: Mapping[str, Role]) -> None:
         """A chain of layers, all shared; and the solver."""
@@ -129,7 +131,7 @@ def align(layers: Sequence[str], reference: Mapping[str, Array], client: Mapping
     """
     solve = _solver()
     aligned, moved = dict(client), False
-    for layer, following in zip(layers[:-1], layers[1:], strict=True):
+    for layer, following in pairwise(layers):
         weight, bias, next_weight = f"{layer}.weight", f"{layer}.bias", f"{following}.weight"
         units = len(aligned[weight])
         # Least squared distance is largest inner product: the lengths do not depend on the order.
@@ -182,9 +184,9 @@ def layer_chain(module: nn.Module) -> list[str]:
             raise _not_a_chain(f"{node.name!r} does not take the output before it and nothing else")
         _pass(node, module, chain)
         present = node
-    for layer, following in zip(chain[:-1], chain[1:], strict=True):
-        units = module.get_submodule(layer).weight.shape[0]
-        inputs = module.get_submodule(following).weight.shape[1]
+    parameters = dict(module.named_parameters())
+    for layer, following in pairwise(chain):
+        units, inputs = len(parameters[f"{layer}.weight"]), parameters[f"{following}.weight"].shape[1]
         if inputs % units:
             raise _not_a_chain(f"the {inputs} inputs of {following!r} are not those of {units} units of {layer!r}")
     return chain

@@ -16,6 +16,7 @@ Extra compute: none. What the server learns: nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from fedfa.algorithms.method import AUTHORS_TRAINING, Method
 from fedfa.learning.part import NoOptions, Part, Role, Task
@@ -26,6 +27,15 @@ class LocalOnly(Part[NoOptions]):
 
     name = "local"
     base = True
+    refuses: ClassVar[Mapping[str, str]] = {
+        "server optimiser": "nothing reaches the server that it could act on; leave out one of the two",
+        "fedprox": "there is no global model to stay near; leave out one of the two",
+        "moon": "there is no global model to compare features with; leave out one of the two",
+        "anchors": "anchors are shared, and training alone shares nothing; leave out one of the two",
+        "fedproc": "prototypes are shared, and training alone shares nothing; leave out one of the two",
+        "fedproto": "prototypes are shared, and training alone shares nothing; fedproto by itself leaves models local",
+        "fedbn": "the whole model stays on its client already, normalisation layers too; leave out one of the two",
+    }
 
     def roles(self, task: Task) -> Mapping[str, Role]:
         """Local, all of it; only what the network's author switched off stays frozen."""

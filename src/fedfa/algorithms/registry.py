@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib.util
 import sys
@@ -155,9 +154,7 @@ def validate_options(recipe: str, options: Mapping[str, Mapping[str, Any]]) -> d
 
 def _known(name: str) -> Method:
     if name not in _METHODS:
-        close = difflib.get_close_matches(name, _METHODS, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise RecipeError(f"unknown method {name!r}{hint} (known: {', '.join(sorted(_METHODS))})")
+        raise RecipeError(f"unknown method {name!r}{nearest(name, _METHODS)}; known: {', '.join(sorted(_METHODS))}")
     return _METHODS[name]
 
 

@@ -45,7 +45,8 @@ class ScaffoldOptions(Options):
 
     option: Literal[1, 2] = 2
     """How a client renews its control variate: 1, the gradient at the received model; 2, from its own steps (cheaper,
-    and what the authors use)."""
+    and what the authors use). With long local training only 2 is stable: a client soon fits its data, its gradient
+    vanishes, and 1 goes on subtracting the large one it began with."""
     server_lr: float = Field(1.0, gt=0)
     """Global step size η_g."""
     weighting: Literal["uniform", "samples"] = "uniform"
@@ -70,7 +71,7 @@ class Scaffold(Part[ScaffoldOptions]):
             )
 
     def begin(self, ctx: ClientContext) -> None:
-        """C − c_i, which stays the same all round; with option I also the gradient at x."""
+        """The correction c − c_i, which stays the same all round; with option I also the gradient at x."""
         mine = ctx.scratch[self.name] = {}
         received, own = ctx.received.get(self.name, {}), ctx.kept.get(self.name, {})
         if received or own:
@@ -80,7 +81,7 @@ class Scaffold(Part[ScaffoldOptions]):
             mine["gradient"] = whole_gradient(ctx)
 
     def gradient(self, ctx: ClientContext, batch: Batch) -> None:
-        """G − c_i + c."""
+        """Make it g − c_i + c."""
         if (correction := ctx.scratch[self.name].get("correction")) is not None:
             add_to_gradients(ctx.parameters.values(), correction)
 
@@ -99,7 +100,7 @@ class Scaffold(Part[ScaffoldOptions]):
         return {"model": WeightedSum.of(ctx.update, weight), "control": WeightedSum.of(change, weight)}
 
     def step(self, server: ServerStep) -> None:
-        """X ← x + η_g · mean Δy, c ← c + |S|/N · mean Δc; statistics are only averaged."""
+        """Model x ← x + η_g · mean Δy, control c ← c + |S|/N · mean Δc; statistics are only averaged."""
         server.update = server.total.mean(f"{self.name}/model")
         for name in server.trained:
             server.update[name] = self.options.server_lr * server.update[name]

@@ -90,7 +90,7 @@ class ServerMomentum(ServerOptimiser[MomentumOptions]):
     options_type = MomentumOptions
 
     def step(self, server: ServerStep) -> None:
-        """V ← β v + Δ, w ← w + η v."""
+        """Velocity v ← β v + Δ, model w ← w + η v."""
         state = server.state[self.name]
         for name in server.trained:
             update = server.update[name]

@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_args
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 
 from fedfa.cli.data import app as data_app
@@ -157,12 +158,12 @@ def compare(
 def conclude(
     run_folder: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
     out: Annotated[Path, typer.Option(help="The new run folder.")],
-    algorithm: Annotated[str, typer.Option(help="A method that follows the training.")] = "ccvr",
+    algorithm: Annotated[str | None, typer.Option(help="A method that follows the training, e.g. ccvr.")] = None,
     assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="E.g. algorithm.ccvr.samples=500.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="E.g. algorithm.final.steps=1000.")
     ] = None,
 ) -> None:
-    """Add what follows the last round (CCVR) to a finished run, without training again."""
+    """Add what follows the last round (CCVR, FedFA's last calibration) to a finished run, without training again."""
     from fedfa.studies import conclude as conclusions
     from fedfa.studies.layers import merge, parse_assignment
 
@@ -210,11 +211,11 @@ def algorithms(name: Annotated[str | None, typer.Argument(help="A method to expl
     from fedfa.algorithms.registry import methods, methods_of
 
     if name is None:
-        table = Table("method", "what it does", "parts", "variants", box=None)
+        table = Table("method", "what it does", box=None)
         for method in methods().values():
-            parts = ", ".join(part.name for part in method.parts)
-            table.add_row(method.name, method.summary, parts, ", ".join(method.variants))
+            table.add_row(method.name, method.summary)
         console.print(table)
+        console.print("\nfedfa algorithms NAME explains one, with its options and variants. Join them with '+'.")
         return
     for method in methods_of(name):
         console.print(f"[bold]{method.name}[/]\n{escape(method.explanation())}\n", highlight=False, soft_wrap=True)
@@ -223,6 +224,9 @@ def algorithms(name: Annotated[str | None, typer.Argument(help="A method to expl
                 choices = " | ".join(repr(choice) for choice in get_args(field.annotation) if isinstance(choice, str))
                 allowed = f"   ({choices})" if choices else ""
                 console.print(f"  algorithm.{part.name}.{option} = {field.default!r}{allowed}", highlight=False)
+                if field.description:
+                    words = " ".join(field.description.replace("``", "").split())
+                    console.print(Padding(escape(words), (0, 0, 0, 6)), style="dim", highlight=False)
         for variant, values in method.variants.items():
             listed = ", ".join(f"{key} = {value!r}" for key, value in values.items()) or "the defaults"
             console.print(f"  variant {variant}: {listed}", highlight=False, soft_wrap=True)

@@ -39,9 +39,12 @@ from fedfa.models.split import SplitModel
 
 
 class Options(BaseModel):
-    """Base of the typed options of a part: frozen, unknown names refused."""
+    """Base of the typed options of a part: frozen, unknown names refused.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    The text under an option is what `fedfa algorithms NAME` says about it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class NoOptions(Options):
@@ -229,6 +232,8 @@ class Part(Generic[OptionsT]):
     """Names a place that only one part of a recipe can have, e.g. ``"server optimiser"``."""
     refuses: ClassVar[Mapping[str, str]] = {}
     """Parts or slots it cannot stand beside, with the reason."""
+    needs_shared_model: ClassVar[bool] = False
+    """True if it acts on what clients share: refused where every tensor that is trained stays with its client."""
     uses_horizon: ClassVar[bool] = False
     """True if what happens depends on the planned number of rounds: such a run cannot be made longer afterwards."""
     pools_data: ClassVar[bool] = False
@@ -300,6 +305,10 @@ class Part(Generic[OptionsT]):
         return logits
 
     # -- after the last round ---------------------------------------------------------------------------------
+    def surveys(self) -> bool:
+        """Whether a survey is wanted; as a rule, whether there is a hook for it."""
+        return overridden(self, "survey") is not None
+
     def survey(self, ctx: ClientContext) -> Mapping[str, WeightedSum]:
         """What every client tells of its data under the final model; nothing is trained."""
         return {}
@@ -309,7 +318,7 @@ class Part(Generic[OptionsT]):
 
 
 HOOKS: tuple[str, ...] = (
-    "begin", "logits", "loss", "gradient", "after_step", "after_epoch", "end", "predict", "survey",
+    "begin", "logits", "loss", "gradient", "after_step", "after_epoch", "end", "predict",
 )  # fmt: skip
 
 

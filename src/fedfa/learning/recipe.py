@@ -58,6 +58,7 @@ class Recipe:
         }
         self.needs_each = any(part.needs_each for part in self.parts)
         self.uses_horizon = any(part.uses_horizon for part in self.parts)
+        self.surveys = any(part.surveys() for part in self.parts)
         self.pools_data = any(part.pools_data for part in self.parts)
         self.watches = tuple(dict.fromkeys(name for part in self.parts for name in part.watches()))
 
@@ -129,5 +130,10 @@ class Recipe:
                     )
                 roles[name], set_by[name] = role, part.name
         for part in self.parts:
+            if part.needs_shared_model and Role.SHARED not in roles.values():
+                raise RecipeError(
+                    f"recipe {self.title!r}: {part.name!r} acts on a model that clients share, but here every client "
+                    "keeps its own; leave out one of the two"
+                )
             part.check(task, roles)
         return roles

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
+from collections.abc import Collection
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from fedfa.errors import RunError
+from fedfa.report.comparison_table import HEADER, comparison_rows, markdown_table
 
 
 @dataclass(frozen=True)
@@ -44,14 +47,16 @@ def paper_numbers() -> dict[str, dict[str, list[float]]]:
     return tomllib.loads(text)
 
 
-def results_table(results: Path) -> str:
-    """The committed runs as a Markdown table, with the paper's numbers beside them."""
+def results_table(results: Path, without: Collection[str] = ()) -> str:
+    """The committed runs, but those of some settings, as a Markdown table with the paper's numbers beside them."""
     paper = paper_numbers()
     lines = [
         "| setting | run | method | variant | rounds | seed | final | mean of last ten | best | the paper | commit |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in read_results(results):
+        if row.setting in without:
+            continue
         summary = row.summary
         published = paper.get(row.setting, {}).get(summary["algorithm"])
         comparable = published if summary["variant"] in ("paper", "authors") and summary["rounds"] == 200 else None
@@ -73,13 +78,37 @@ def results_table(results: Path) -> str:
 
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+_COMPARISON = re.compile(r"(<!-- comparison (\S+): begin -->\n).*?(<!-- comparison \2: end -->)", re.DOTALL)
 
 
 def refresh_page(page: Path, results: Path) -> str:
-    """The page's text with its table made anew (the text between the two marks)."""
+    """The page's text with its tables made anew.
+
+    Runs of a setting that has marks of its own (``<!-- comparison SETTING: begin -->`` … ``end``) stand side by side
+    between them; all others are listed between the marks for results.
+    """
     text = page.read_text(encoding="utf-8")
+    compared = {found.group(2) for found in _COMPARISON.finditer(text)}
     head, mark, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not mark or not end:
         raise RunError(f"{page} lacks the marks {BEGIN} and {END} between which the table goes")
-    return f"{head}{BEGIN}\n\n{results_table(results)}\n\n{END}{tail}"
+    text = f"{head}{BEGIN}\n\n{results_table(results, without=compared)}\n\n{END}{tail}"
+
+    def table(found: re.Match[str]) -> str:
+        begin, setting, end = found.groups()
+        return f"{begin}\n{comparison_table(results / setting)}\n\n{end}"
+
+    return _COMPARISON.sub(table, text)
+
+
+def comparison_table(setting: Path) -> str:
+    """The runs of one setting side by side, best mean of the last ten first; below, the commits they were made at."""
+    folders = [path.parent for path in setting.glob("*/summary.json")]
+    if not folders:
+        raise RunError(f"{setting} holds no finished run, but a page wants a table of it")
+    rows = sorted(comparison_rows(folders), key=lambda row: (-float(row[HEADER.index("last 10 %")]), row))
+    commits = sorted(
+        {(row.summary["commit"] or "–")[:7] for row in read_results(setting.parent) if row.folder in folders}
+    )
+    return f"{markdown_table(HEADER, rows)}\n\nCommits: {', '.join(commits)}."

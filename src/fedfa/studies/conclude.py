@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from fedfa.learning.part import Part, overridden
 from fedfa.learning.tensors import contiguous
 from fedfa.studies.files import load_tensors, save_tensors
 from fedfa.studies.folder import RunFolder
-from fedfa.studies.layers import merge
+from fedfa.studies.layers import flat, merge
 from fedfa.studies.run import RunResult, Watcher, run
 from fedfa.studies.settings import Settings
 from fedfa.studies.setup import ModelMaker, prepare
@@ -26,7 +26,7 @@ _IN_TRAINING = (
 
 def conclude(
     source: Path | str,
-    method: str,
+    method: str | None,
     out: Path | str,
     options: Mapping[str, Any] | None = None,
     *,
@@ -41,9 +41,9 @@ def conclude(
 
     Args:
         source: Folder of a finished run.
-        method: The method to add, e.g. ``"ccvr"``.
+        method: The method to add, e.g. ``"ccvr"``; None to change only options of a part that follows the training.
         out: The new run folder.
-        options: A layer of settings for the new parts, e.g. ``{"algorithm": {"ccvr": {"samples": 500}}}``.
+        options: A layer of settings for these parts, e.g. ``{"algorithm": {"ccvr": {"samples": 500}}}``.
         model: The run's own network, where it has one.
         data: The run's own data, where it has them.
         watch: Called with the new record.
@@ -56,12 +56,11 @@ def conclude(
     if trained.summary() is None:
         raise RunError(f"{source} is not a finished run; finish it with: fedfa run --resume --out {source}")
     before = trained.settings()
-    recipe = f"{before.algorithm.recipe}+{method}"
+    recipe = f"{before.algorithm.recipe}+{method}" if method else before.algorithm.recipe
     settings = Settings.resolve(merge(before.to_dict(), {"algorithm": {"recipe": recipe}}), options or {})
-    old = {part.name for part in before.recipe().parts}
-    added = [part for part in settings.recipe().parts if part.name not in old]
-    for part in added:
-        _check_acts_only_afterwards(part)
+    changed = _changed_parts(before, settings)
+    if not changed:
+        raise RunError(f"{source} is this run already: name a method, or options of what follows the training")
     folder = RunFolder(Path(out))
     laboratory = prepare(settings, model=model, data=data)
     folder.create(settings)
@@ -72,7 +71,7 @@ def conclude(
                 folder.append_metrics(record)
         tensors = load_tensors(trained.path / "checkpoint.safetensors")
         fresh = laboratory.initial_state().parts
-        for part in added:
+        for part in changed:
             tensors |= {f"{part.name}/{name}": value for name, value in contiguous(fresh[part.name]).items()}
         save_tensors(folder.path / "checkpoint.safetensors", tensors)
     finally:
@@ -80,10 +79,22 @@ def conclude(
     return run(settings, out, resume=True, model=model, data=data, watch=watch)
 
 
-def _check_acts_only_afterwards(part: Part[Any]) -> None:
-    hooks: list[Callable[..., Any] | None] = [overridden(part, hook) for hook in _IN_TRAINING]
-    if any(hooks) or part.base:
-        raise RecipeError(
-            f"part {part.name!r} has a say in the training; only methods that follow it (such as ccvr) can be added to "
-            " a finished run: train anew with the whole recipe"
-        )
+def _changed_parts(before: Settings, after: Settings) -> list[Part[Any]]:
+    """The parts that are new or have other options; all of them must leave the training alone."""
+    old, new = flat(before.to_dict()), flat(after.to_dict())
+    different = {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)} - {"algorithm.recipe"}
+    known = {part.name for part in before.recipe().parts}
+    parts = {part.name: part for part in after.recipe().parts}
+    for key in sorted(different):
+        section, _, rest = key.partition(".")
+        if section != "algorithm" or rest.partition(".")[0] not in parts:
+            raise RunError(f"{key} has a say in the training: train anew with it")
+    names = {key.split(".")[1] for key in different} | (parts.keys() - known)
+    for name in names:
+        part = parts[name]
+        if part.base or any(overridden(part, hook) for hook in _IN_TRAINING):
+            raise RecipeError(
+                f"part {name!r} has a say in the training; only what follows it (such as ccvr) can be added to a "
+                "finished run: train anew with the whole recipe"
+            )
+    return [part for part in parts.values() if part.name in names]

@@ -149,7 +149,7 @@ class _Rounds:
                 state = self._round(engine, state)
                 if state.round % self.settings.checkpoint.every == 0 or state.round == self.settings.rounds:
                     self.folder.checkpoint(state)
-            if self.lab.recipe.hooks("survey"):
+            if self.lab.recipe.surveys:
                 state = self._survey(engine, state)
         finally:
             engine.close()
@@ -262,7 +262,7 @@ def summarise(settings: Settings, metrics: list[dict[str, Any]], lab: Laboratory
         "last10_accuracy": sum(evaluated[-10:]) / len(evaluated[-10:]),
         "rounds": settings.rounds,
         "seconds": round(sum(record["train_seconds"] for record in metrics), 2),
-        "cpu_seconds": round(sum(record["cpu_seconds"] for record in metrics), 2),
+        "cpu_seconds": round(sum(record.get("cpu_seconds", 0.0) for record in metrics), 2),
         "bytes_up": sum(record["bytes_up"] for record in metrics),
         "bytes_down": sum(record["bytes_down"] for record in metrics),
         "algorithm": settings.algorithm.recipe,
