@@ -30,7 +30,8 @@ def test_committed_results_carry_all_that_is_needed_to_repeat_them() -> None:
         assert settings.algorithm.recipe == row.summary["algorithm"]
         assert len(row.summary["commit"]) == 40, "a result comes from a clean commit"
         records = [json.loads(line) for line in (row.folder / "metrics.jsonl").read_text("utf-8").splitlines()]
-        assert [record["round"] for record in records] == list(range(1, settings.rounds + 1))
+        surveys = int(settings.recipe().surveys)
+        assert [record["round"] for record in records] == list(range(1, settings.rounds + surveys + 1))
         assert records[-1]["accuracy"] == row.summary["final_accuracy"]
 
 

@@ -164,6 +164,8 @@ def test_a_client_equal_to_the_global_model_stays_in_its_order_even_with_equal_u
     model["6.bias"][2] = model["6.bias"][4]
     client = arrays(model)
     assert align(CHAIN, arrays(model), client) is client
+    nothing = {name: np.zeros_like(value) for name, value in client.items()}
+    assert align(CHAIN, nothing, client) is client
 
 
 def test_without_a_permutation_it_is_fedavg_bit_for_bit() -> None:

@@ -195,3 +195,9 @@ def test_defaults_are_the_papers() -> None:
     assert options["fedavgm"] == {"lr": 1.0, "momentum": 0.9}
     assert options["fedadam"] == options["fedyogi"] == {"lr": 0.01, "beta1": 0.9, "tau": 1e-3, "beta2": 0.99}
     assert options["fedadagrad"] == {"lr": 0.1, "beta1": 0.0, "tau": 1e-3}
+
+
+@pytest.mark.parametrize("recipe", [*OPTIMISERS, "fedprox"])
+def test_without_a_shared_model_there_is_nothing_to_act_on(recipe: str) -> None:
+    with pytest.raises(RecipeError):
+        classifiers(f"local+{recipe}")

@@ -51,6 +51,7 @@ class DynamicRegularisation(Part[DynamicOptions]):
     name = "feddyn"
     options_type = DynamicOptions
     base = True
+    needs_shared_model = True
     refuses: ClassVar[Mapping[str, str]] = {
         "server optimiser": "its server step θ = mean − h/α is part of the method, and the clients' dual states fit no "
         "other; leave the server optimiser out",

@@ -72,6 +72,7 @@ class MatchedAveraging(Averaging):
 
     name = "fedma"
     needs_each = True
+    needs_shared_model = True
     refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("anchors", "fedproc", "fedproto", "moon"),
         "it compares features of different models unit by unit, and here the server changes the units' order",

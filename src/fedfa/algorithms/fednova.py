@@ -53,6 +53,7 @@ class NormalisedAveraging(Part[NormalisedOptions]):
     name = "fednova"
     options_type = NormalisedOptions
     base = True
+    needs_shared_model = True
     refuses: ClassVar[Mapping[str, str]] = {
         "fedprox": "it must know of the proximal term to normalise rightly; set algorithm.fednova.mu instead",
     }

@@ -38,6 +38,7 @@ class Proximal(Part[ProximalOptions]):
 
     name = "fedprox"
     options_type = ProximalOptions
+    needs_shared_model = True
 
     def begin(self, ctx: ClientContext) -> None:
         """Remember w_t."""

@@ -60,6 +60,7 @@ class Scaffold(Part[ScaffoldOptions]):
     name = "scaffold"
     options_type = ScaffoldOptions
     base = True
+    needs_shared_model = True
 
     def check(self, task: Task, roles: Mapping[str, Role]) -> None:
         """Option II needs plain gradient steps."""

@@ -49,7 +49,7 @@ class AdaptiveOptions(Options):
     lr: float = Field(0.01, gt=0)
     """Server learning rate η, about the most that a weight moves in a round: √v follows |Δ|, so m/√v is about one."""
     beta1: float = Field(0.9, ge=0, lt=1)
-    """β₁."""
+    """β₁: how much of the mean of past updates m is kept in a round; 0 takes each round's update alone."""
     tau: float = Field(0.001, gt=0)
     """Adaptivity τ: where updates stay below it, a weight moves by less than η Δ/τ."""
 
@@ -58,7 +58,7 @@ class DecayingOptions(AdaptiveOptions):
     """Options of FedAdam and FedYogi."""
 
     beta2: float = Field(0.99, ge=0, lt=1)
-    """β₂."""
+    """β₂: how much of the mean of past squared updates v is kept in a round."""
 
 
 class AdagradOptions(AdaptiveOptions):
@@ -77,6 +77,7 @@ class ServerOptimiser(Part[OptionsT]):
     """What all of them have in common: the place, and state that stays on the server."""
 
     slot = "server optimiser"
+    needs_shared_model = True
 
     def broadcast(self, state: Tensors, round: int) -> Tensors:
         """Nothing: moments are the server's own."""

@@ -165,6 +165,7 @@ class _ClientRound:
             sums.update({f"{part.name}/{group}": entry for group, entry in part.contribute(ctx).items()})
         self._check_finite(sums)
         if local := clone({name: state[name] for name in state if roles[name] is Role.LOCAL}):
+            self._refuse_non_finite("its own tensors", local)
             self.kept[MODEL] = local
         loss = float(torch.stack(self.losses).mean()) if self.losses else None
         if device.type != "cpu":
@@ -251,11 +252,14 @@ class _ClientRound:
 
     def _check_finite(self, sums: Sums) -> None:
         for group, entry in sums.items():
-            if (name := first_non_finite(entry.tensors)) is not None:
-                raise ClientError(
-                    self.client,
-                    self.plan.round + 1,
-                    "local training",
-                    f"ended with values that are not finite (in {group}, {name}); the training diverged: lower "
-                    f"local.lr (now {self.plan.local.lr:g}) or the method's coefficients",
-                )
+            self._refuse_non_finite(group, entry.tensors)
+
+    def _refuse_non_finite(self, what: str, tensors: Tensors) -> None:
+        if (name := first_non_finite(tensors)) is not None:
+            raise ClientError(
+                self.client,
+                self.plan.round + 1,
+                "local training",
+                f"ended with values that are not finite (in {what}, {name}); the training diverged: lower "
+                f"local.lr (now {self.plan.local.lr:g}) or the method's coefficients",
+            )

@@ -87,5 +87,6 @@ def mean_evaluation(each: Sequence[Evaluation]) -> Evaluation:
     for domain in domains:
         present = [one.domain_accuracy[domain] for one in each if domain in one.domain_accuracy]
         by_domain[domain] = sum(present) / len(present)
-    accuracy, loss = (sum(getattr(one, what) for one in each) / len(each) for what in ("accuracy", "loss"))
+    mean, loss = (sum(getattr(one, what) for one in each) / len(each) for what in ("accuracy", "loss"))
+    accuracy = sum(by_domain.values()) / len(by_domain) if by_domain else mean
     return Evaluation(accuracy, loss, by_class, by_domain)

@@ -8,9 +8,10 @@ from typing import Any
 
 from fedfa.studies.folder import RunFolder
 
-HEADER = ("method", "seed", "final %", "best %", "last 10 %", "±", "s", "CPU s", "MB up", "MB down")
-"""``last 10``: mean of the last ten evaluations, and their standard deviation; ``s``: as the clock has it, evaluations
-apart, whatever else the machine was doing; ``CPU s``: processor time of the clients' training."""
+HEADER = ("run", "seed", "final %", "best %", "last 10 %", "±", "s", "CPU s", "MB up", "MB down")
+"""``run``: the run folder's name without its seed, which names method and variant; ``last 10``: mean of the last ten
+evaluations, and their standard deviation; ``s``: as the clock has it, evaluations apart, whatever else the machine was
+doing; ``CPU s``: processor time of the clients' training."""
 
 
 def comparison_rows(folders: Sequence[Path]) -> list[tuple[str, ...]]:
@@ -20,18 +21,17 @@ def comparison_rows(folders: Sequence[Path]) -> list[tuple[str, ...]]:
         record = RunFolder(folder)
         summary = record.summary()
         if summary is not None:
-            rows.append(_row(summary, record.metrics()))
+            rows.append(_row(folder.name, summary, record.metrics()))
     return rows
 
 
-def _row(summary: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+def _row(name: str, summary: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     rounds = [record["accuracy"] for record in metrics if record["accuracy"] is not None and "survey" not in record]
     last = rounds[-10:]
     mean = sum(last) / len(last)
     swing = (sum((value - mean) ** 2 for value in last) / len(last)) ** 0.5
-    variant = f" ({summary['variant']})" if summary["variant"] not in (None, "default") else ""
     return (
-        summary["algorithm"] + variant,
+        name.removesuffix(f"-s{summary['seeds']['training']}"),
         str(summary["seeds"]["training"]),
         *(f"{100 * summary[f'{what}_accuracy']:.2f}" for what in ("final", "best", "last10")),
         f"{100 * swing:.2f}",

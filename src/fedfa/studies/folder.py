@@ -79,7 +79,8 @@ class RunFolder:
         for file in (self.path / "clients").glob("*.safetensors"):
             if file not in current:
                 file.unlink()
-        self._cut_metrics(0 if state is None else state.round)
+        if self.summary() is None:  # a finished run's record is whole; a survey's line comes after the last checkpoint
+            self._cut_metrics(0 if state is None else state.round)
         return state
 
     def settings(self) -> Settings:
@@ -113,7 +114,9 @@ class RunFolder:
     # -- writing ----------------------------------------------------------------------------------------------
     def extend(self, settings: Settings) -> None:
         """Record settings that ask for more rounds; the result of the shorter run no longer stands."""
+        before = self.settings().rounds
         (self.path / "summary.json").unlink(missing_ok=True)  # first: with it, the run would count as finished
+        self._cut_metrics(before)
         write_atomically(self.path / "config.toml", settings.to_toml())
 
     def append_metrics(self, record: dict[str, Any]) -> None:
