@@ -67,7 +67,7 @@ class AdagradOptions(AdaptiveOptions):
     lr: float = Field(0.1, gt=0)
     """Server learning rate η; larger than FedAdam's, because v only grows and the steps shrink like 1/√t."""
     beta1: float = Field(0.0, ge=0, lt=1)
-    """β₁; the paper sets 0 for FedAdagrad."""
+    """β₁; 0 is plain Adagrad."""
 
 
 AdaptiveT = TypeVar("AdaptiveT", bound=AdaptiveOptions)
