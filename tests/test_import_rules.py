@@ -56,6 +56,7 @@ def test_there_is_something_to_check() -> None:
 def test_algorithms_know_only_the_frame(path: Path) -> None:
     assert folders_of_fedfa(path) <= {"learning", "algorithms", "models", "errors", "messages"}
     others = {name.partition(".")[0] for name in imports(path)} - {"fedfa", "torch", "numpy", "pydantic", "safetensors"}
+    others -= {"scipy"} if path.name == "fedma.py" else set()  # inside the function that needs it
     assert others <= sys.stdlib_module_names
 
 

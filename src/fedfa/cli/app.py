@@ -64,6 +64,10 @@ def run(
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; left out, one under runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    workers: Annotated[
+        str | None,
+        typer.Option(metavar="auto|N", help="Processes that train clients; the result is the same for every number."),
+    ] = None,
 ) -> None:
     """Train with one method on one federation, and record everything in a folder."""
     from fedfa.cli.progress import RoundsProgress
@@ -79,6 +83,8 @@ def run(
         asked = merge({"algorithm": {"recipe": algorithm}}, asked)
     if seed is not None:
         asked = merge({"seed": seed}, asked)
+    if workers is not None:
+        asked = merge(asked, {"engine": {"workers": int(workers) if workers.isdecimal() else workers}})
     settings = Settings.resolve(base, asked)
     folder = out or Path("runs") / default_name(preset or (config.stem if config else "run"), settings, assignments)
     with console.status(f"getting {escape(settings.data.name)}"):
@@ -125,7 +131,8 @@ def default_name(base: str, settings: Any, assignments: list[str] | None) -> str
     """A run folder's name that tells what is in it; runs that differ by ``--set`` get different ones."""
     recipe = "-".join(Path(name).stem for name in settings.algorithm.recipe.split("+"))
     variant = f"-{settings.algorithm.variant}" if settings.algorithm.variant not in (None, "default") else ""
-    others = sorted(text for text in assignments or [] if not text.startswith(("algorithm.variant=", "data.dir=")))
+    named = ("algorithm.variant=", "data.dir=", "engine.workers=")  # said already, or without an effect on the result
+    others = sorted(text for text in assignments or [] if not text.startswith(named))
     mark = f"-{hashlib.blake2b(repr(others).encode(), digest_size=3).hexdigest()}" if others else ""
     return f"{base}-{recipe}{variant}{mark}-s{settings.seed}"
 

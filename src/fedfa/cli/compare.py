@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,6 @@ from fedfa.cli.progress import RoundsProgress
 from fedfa.errors import FedfaError
 
 
-def available_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def run_compare(
     console: Console,
     methods: Sequence[str],
@@ -30,6 +24,7 @@ def run_compare(
 ) -> None:
     """Run what is missing, print the table, write it to ``table.md``; fail at the end if a run failed."""
     from fedfa.algorithms.registry import methods as known
+    from fedfa.engines.cores import available_cores
     from fedfa.report.comparison_table import HEADER, comparison_rows, markdown_table
     from fedfa.studies.compare import Cell, Comparison, plan_cells
     from fedfa.studies.files import write_atomically

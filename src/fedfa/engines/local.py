@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedfa.data import Federation
+from fedfa.data import Federation, Samples
 from fedfa.engines.allocator import keep_freed_memory
+from fedfa.engines.shared_tensors import dense
 from fedfa.learning.client import ClientResult, ClientTrainer, RoundPlan
-from fedfa.learning.evaluate import Evaluation, evaluate
+from fedfa.learning.evaluate import Evaluation, answers, judge
 from fedfa.learning.part import Role
 from fedfa.learning.recipe import Recipe
 from fedfa.learning.tensors import PartTensors, Tensors
@@ -42,32 +45,56 @@ class LocalEngine:
         # Channels-last memory is what the CPU's and GPU's convolutions like; values are the same. (torch's
         # type stubs lack this combination of arguments.)
         model.module.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._federation, self._model, self._device = federation, model, device
+        self.federation, self.device, self.evaluation_batch = federation, device, evaluation_batch
+        self._made_of = (federation, model, recipe, roles)
+        self._model = model
         self._trainer = ClientTrainer(model, recipe, roles, device)
-        self._evaluation_batch = evaluation_batch
 
     def train(
         self, plan: RoundPlan, clients: Sequence[int], kept: Callable[[int], PartTensors]
     ) -> Iterator[ClientResult]:
         """See :class:`~fedfa.engines.engine.Engine`."""
+        # What is sent has no gaps in memory, as it would have none after a journey: kernels may add in another order.
+        received = {part: {n: dense(t) for n, t in tensors.items()} for part, tensors in plan.received.items()}
+        plan = replace(plan, received=received)
         for client in clients:
-            yield self._trainer.train(plan, client, self._federation.client(client), kept(client))
+            yield self._trainer.train(plan, client, self.federation.client(client), kept(client))
 
     def evaluate(self, model: Tensors, received: PartTensors, client: int | None = None) -> Evaluation:
         """See :class:`~fedfa.engines.engine.Engine`."""
+        return self.judge(self.answers(model, received, client), client)
+
+    def test_samples(self, client: int | None) -> Samples:
+        """What a model is tested on: the test set, or a client's part of it."""
+        return self.federation.dataset.test if client is None else self.federation.test_of(client)
+
+    def answers(
+        self, model: Tensors, received: PartTensors, client: int | None, first: int = 0, last: int | None = None
+    ) -> Tensors:
+        """For some of the test samples, in order, whether the prediction is right, and the loss; for :meth:`judge`."""
+        test = self.test_samples(client)
         self._model.load(model)
-        dataset = self._federation.dataset
-        test = dataset.test if client is None else self._federation.test_of(client)
-        return evaluate(
+        hit, loss = answers(
             self._model,
-            test.inputs,
+            test.inputs[first:last],
+            test.labels[first:last],
+            self.federation.dataset.normalisation.batch,
+            score=self._score(received),
+            batch_size=self.evaluation_batch,
+            device=self.device,
+        )
+        return {"hit": hit, "loss": loss}
+
+    def judge(self, answers: Tensors, client: int | None) -> Evaluation:
+        """The evaluation, from the answers to all test samples."""
+        test, dataset = self.test_samples(client), self.federation.dataset
+        return judge(
+            answers["hit"],
+            answers["loss"],
             test.labels,
-            dataset.normalisation.batch,
+            self._model.num_classes,
             domains=test.domains,
             domain_names=dataset.domains,
-            score=self._score(received),
-            batch_size=self._evaluation_batch,
-            device=self._device,
         )
 
     def _score(self, received: PartTensors) -> Callable[[Tensor, Tensor], Tensor] | None:
@@ -75,7 +102,7 @@ class LocalEngine:
         hooks = self._trainer.recipe.hooks("predict")
         if not hooks:
             return None
-        there = {part: {n: t.to(self._device) for n, t in tensors.items()} for part, tensors in received.items()}
+        there = {part: {n: dense(t).to(self.device) for n, t in tensors.items()} for part, tensors in received.items()}
 
         def score(features: Tensor, logits: Tensor) -> Tensor:
             for hook in hooks:
@@ -86,3 +113,13 @@ class LocalEngine:
 
     def close(self) -> None:
         """Nothing to let go of."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Go to another interpreter: made anew there, from the same things."""
+        return _made_anew, (*self._made_of, self.device, self.evaluation_batch)
+
+
+def _made_anew(federation: Federation, model: SplitModel, *others: Any) -> LocalEngine:
+    # Tensors arrive as shared memory. That is right for the data; but weights that are trained must be one's own.
+    model.module._apply(torch.clone)  # type: ignore[no-untyped-call]
+    return LocalEngine(federation, model, *others)

@@ -48,6 +48,21 @@ def evaluate(
         batch_size: Samples at a time.
         device: Where the network is.
     """
+    hit, loss = answers(model, inputs, labels, prepare, score=score, batch_size=batch_size, device=device)
+    return judge(hit, loss, labels, model.num_classes, domains=domains, domain_names=domain_names)
+
+
+def answers(
+    model: SplitModel,
+    inputs: Tensor,
+    labels: Tensor,
+    prepare: Callable[[Tensor], Tensor],
+    *,
+    score: Callable[[Tensor, Tensor], Tensor] | None = None,
+    batch_size: int = 500,
+    device: torch.device | None = None,
+) -> tuple[Tensor, Tensor]:
+    """For each sample, in order: whether the prediction is right, and the cross-entropy. See :func:`evaluate`."""
     device = device or torch.device("cpu")
     hits, losses = [], []
     was_training = model.module.training
@@ -61,9 +76,21 @@ def evaluate(
             losses.append(functional.cross_entropy(logits, y, reduction="none").cpu())
     model.module.train(was_training)
     model.outputs = {}
-    hit, loss = torch.cat(hits), torch.cat(losses)
+    return torch.cat(hits), torch.cat(losses)
+
+
+def judge(
+    hit: Tensor,
+    loss: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    *,
+    domains: Tensor | None = None,
+    domain_names: tuple[str, ...] = (),
+) -> Evaluation:
+    """The evaluation, from what :func:`answers` says of every sample."""
     by_class = [
-        float(hit[chosen].double().mean()) if (chosen := labels == c).any() else None for c in range(model.num_classes)
+        float(hit[chosen].double().mean()) if (chosen := labels == c).any() else None for c in range(num_classes)
     ]
     by_domain = {}
     if domains is not None and len(domain_names) > 1:

@@ -120,7 +120,8 @@ class Comparison:
             record.create(cell.settings)
             record.close()
         log = cell.folder.parent / f"{cell.folder.name}.log"
-        command = [sys.executable, "-m", "fedfa", "run", "--resume", "--out", str(cell.folder)]
+        # The cells already share the cores; one process each.
+        command = [sys.executable, "-m", "fedfa", "run", "--resume", "--workers", "1", "--out", str(cell.folder)]
         with log.open("wb") as file:
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "COLUMNS": "1000"}
             return _Running(subprocess.Popen(command, stdout=file, stderr=file, env=environment), log)

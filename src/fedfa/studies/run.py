@@ -36,7 +36,7 @@ Watcher = Callable[[dict[str, Any]], None]
 Finish = Callable[..., ServerState]
 """What the server does with the total: :func:`finish_round` or :func:`finish_survey`."""
 
-FREE_ON_RESUME = {"data.dir", "data.offline", "checkpoint.every"}
+FREE_ON_RESUME = {"data.dir", "data.offline", "checkpoint.every", "engine.workers"}
 """Settings that cannot change a result: they may differ when a run is resumed."""
 
 

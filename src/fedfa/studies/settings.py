@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedfa.algorithms.registry import build_recipe, validate_options
 from fedfa.data import PartitionSpec, parse_partition
@@ -143,6 +143,22 @@ class CheckpointSettings(Section):
     """Rounds between checkpoints."""
 
 
+class EngineSettings(Section):
+    """How the work is carried. Nothing here changes a result."""
+
+    workers: int | Literal["auto"] = "auto"
+    """Processes that train clients; ``"auto"``: one per core where that pays, 1: this process."""
+
+    @field_validator("workers", mode="plain")
+    @classmethod
+    def _number_or_auto(cls, value: object) -> int | Literal["auto"]:
+        if value == "auto":
+            return "auto"
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+            return value
+        raise ValueError('say how many processes, or "auto"')
+
+
 class Settings(Section):
     """One run, completely."""
 
@@ -157,6 +173,7 @@ class Settings(Section):
     local: LocalSettings = Field(default_factory=LocalSettings)
     evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
     checkpoint: CheckpointSettings = Field(default_factory=CheckpointSettings)
+    engine: EngineSettings = Field(default_factory=EngineSettings)
 
     @classmethod
     def resolve(cls, *layers: Mapping[str, Any]) -> Settings:

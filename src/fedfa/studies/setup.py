@@ -14,8 +14,10 @@ from torch import nn
 from fedfa.algorithms.registry import recipe_names
 from fedfa.data import DataSet, Federation, load, partition
 from fedfa.data.normalise import named_normalisation
+from fedfa.engines.cores import choose_workers
 from fedfa.engines.engine import Engine
 from fedfa.engines.local import LocalEngine
+from fedfa.engines.workers import with_workers
 from fedfa.errors import ModelError
 from fedfa.learning.device import choose_device
 from fedfa.learning.part import Role, Task
@@ -61,7 +63,7 @@ class Laboratory:
 
     def engine(self) -> Engine:
         """The engine that the settings ask for."""
-        return LocalEngine(
+        local = LocalEngine(
             self.federation.pooled() if self.recipe.pools_data else self.federation,
             self.task.model,
             self.recipe,
@@ -69,6 +71,19 @@ class Laboratory:
             self.device,
             self.settings.evaluation.batch_size,
         )
+        clients = 1 if self.recipe.pools_data else self.settings.cohort.count(len(self.federation))
+        asked = self.settings.engine.workers
+        return with_workers(local, choose_workers(asked, clients, self._expected_seconds(), self.device))
+
+    def _expected_seconds(self) -> float:
+        """Roughly the time of all rounds in one process; for choosing an engine."""
+        settings = self.settings
+        sizes = self.federation.partition.sizes
+        steps = settings.local.in_round(0).steps_on(round(float(sizes.mean())))
+        weights = sum(value.numel() for value in self.task.model.state().values())
+        # A step's own cost in Python, and 6 operations per weight and sample at some ten billion a second.
+        step = 3e-4 + 6e-10 * weights * settings.local.batch_size
+        return settings.rounds * settings.cohort.count(len(sizes)) * steps * step
 
 
 def _fingerprint(content: bytes) -> str:
