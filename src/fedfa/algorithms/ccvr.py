@@ -46,6 +46,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from fedfa.algorithms.classifier import classifier_names, remember_classifier
 from fedfa.algorithms.method import AUTHORS_TRAINING, Method
 from fedfa.errors import RecipeError
 from fedfa.learning.part import ClientContext, Options, Part, Role, ServerStep, Task
@@ -108,9 +109,8 @@ class VirtualFeatures(Part[VirtualFeaturesOptions]):
                 )
 
     def init(self, task: Task, rng: np.random.Generator) -> Tensors:
-        """Which tensors are the classifier: their places among the model's names in alphabetical order."""
-        names = sorted(task.model.state())
-        return {"head": torch.tensor([names.index(name) for name in task.model.head_tensors])}
+        """Which tensors are the classifier."""
+        return remember_classifier(task)
 
     def broadcast(self, state: Tensors, round: int) -> Tensors:
         """Nothing: clients know their network."""
@@ -141,7 +141,7 @@ class VirtualFeatures(Part[VirtualFeaturesOptions]):
         """Gaussians, virtual features, training of the classifier."""
         options, group = self.options, f"{self.name}/moments"
         counts, moments = server.total[group].weight.squeeze(1), server.total.mean(group)
-        names = [sorted(server.model)[int(place)] for place in server.state[self.name]["head"]]
+        names = classifier_names(server, self.name)
         amounts = torch.tensor(shared_out(counts, options.samples, options.share))
         labels = torch.arange(len(amounts)).repeat_interleave(amounts)
         # Kept in the network's own precision: there may be many.

@@ -33,6 +33,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedfa.algorithms.class_features import ClassFeatures
+from fedfa.algorithms.classifier import classifier_names, remember_classifier
 from fedfa.algorithms.method import AUTHORS_TRAINING, Method
 from fedfa.errors import RecipeError
 from fedfa.learning.part import Batch, ClientContext, Options, Part, Role, ServerStep, Task
@@ -296,9 +297,8 @@ class FinalCalibration(Part[FinalOptions]):
             )
 
     def init(self, task: Task, rng: np.random.Generator) -> Tensors:
-        """Which tensors are the classifier: their places among the model's names in alphabetical order."""
-        names = sorted(task.model.state())
-        return {"head": torch.tensor([names.index(name) for name in task.model.head_tensors])} if self.surveys() else {}
+        """Which tensors are the classifier."""
+        return remember_classifier(task) if self.surveys() else {}
 
     def broadcast(self, state: Tensors, round: int) -> Tensors:
         """Nothing: clients know their network."""
@@ -324,7 +324,7 @@ class FinalCalibration(Part[FinalOptions]):
         old = server.state[Anchors.name][LAST]
         anchors = torch.where(held, server.total.mean(f"{self.name}/classes")["sum"], old.double())
         server.state[Anchors.name][LAST] = anchors.to(old.dtype)
-        names = [sorted(server.model)[int(place)] for place in server.state[self.name]["head"]]
+        names = classifier_names(server, self.name)
         before = [server.model[name].double() for name in names]
         after = [value.clone() for value in before]
         for _ in range(self.options.steps):
