@@ -136,8 +136,15 @@ def balanced(logits: Tensor, counts: list[int], **options: Any) -> Tensor:
 @pytest.mark.parametrize("gamma", [1.0, 0.5])
 def test_the_balanced_loss_by_hand(gamma: float) -> None:
     """Logits (1, 2, 9), counts (3, 1, 0): −log(3^γ e / (3^γ e + e²)) for label 0; class 2 is out."""
-    loss = functional.cross_entropy(balanced(numbers([1, 2, 9]), [3, 1, 0], gamma=gamma), torch.tensor([0]))
+    shifted = balanced(numbers([1, 2, 9]), [3, 1, 0], gamma=gamma, absent="mask")
+    loss = functional.cross_entropy(shifted, torch.tensor([0]))
     assert_close(loss, numbers(-log(3**gamma * exp(1) / (3**gamma * exp(1) + exp(2)))).squeeze())
+
+
+def test_an_absent_class_counts_as_one_sample_as_in_the_published_code() -> None:
+    """Logits (1, 2, 0), counts (3, 1, 0): −log(3e / (3e + e² + 1)) for label 0."""
+    loss = functional.cross_entropy(balanced(numbers([1, 2, 0]), [3, 1, 0]), torch.tensor([0]))
+    assert_close(loss, numbers(-log(3 * exp(1) / (3 * exp(1) + exp(2) + 1))).squeeze())
 
 
 def test_without_gamma_the_logits_are_left_alone() -> None:
@@ -184,10 +191,12 @@ def test_the_frame_is_not_sent_and_everything_else_is_averaged() -> None:
         assert torch.equal(after[name], value) is (name == "classifier.frame.weight"), name
 
 
-def test_a_client_with_a_single_class_does_not_move() -> None:
+def test_masked_a_client_with_a_single_class_does_not_move() -> None:
     """Its balanced softmax has one entry."""
     x, _ = toy_samples(1)[0]
-    result = Study({"recipe": "fedetf"}, [(x, np.full(len(x), 1))], weight_decay=0.0).train(0)
+    result = Study(
+        {"recipe": "fedetf", "fedetf": {"absent": "mask"}}, [(x, np.full(len(x), 1))], weight_decay=0.0
+    ).train(0)
     assert result.loss == 0.0
     assert all(bool((value == 0).all()) for value in result.sums["fedavg/model"].tensors.values())
 
@@ -200,8 +209,12 @@ def test_it_learns() -> None:
 
 @pytest.mark.parametrize("other", ["fedfa", "ccvr", "fedlc"])
 def test_methods_that_train_the_classifier_or_shift_the_logits_too_are_refused(other: str) -> None:
-    with pytest.raises(RecipeError, match="fedetf"):
+    with pytest.raises(RecipeError, match=r"fedetf|classifier\.frame\.weight"):
         Study({"recipe": f"{other}+fedetf"})
+
+
+def test_feature_anchors_alone_go_with_it() -> None:
+    Study({"recipe": "fedfa+fedetf", "calibration": {"when": "never"}}).play()
 
 
 @pytest.mark.parametrize("recipe", ["fedetf", "moon+fedetf"])

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
 
-from fedfa.algorithms.fedproto import Prototypes, PrototypesOptions, class_sums, prototype_sum, renew_prototypes
+from fedfa.algorithms.class_features import class_sums
+from fedfa.algorithms.fedproto import Prototypes, PrototypesOptions, prototype_sum, renew_prototypes
 from fedfa.learning.client import MODEL
 from fedfa.learning.part import ClientContext, Role, ServerStep
 from fedfa.learning.sums import Total

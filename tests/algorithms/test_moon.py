@@ -231,6 +231,6 @@ def test_the_fixed_features_are_those_of_evaluation() -> None:
 
 
 def test_without_a_global_model_it_is_refused() -> None:
-    with pytest.raises(RecipeError, match="every client keeps its own model"):
+    with pytest.raises(RecipeError, match="acts on a model that clients share"):
         Study({"recipe": "fedproto+moon"})
     Study({"recipe": "fedproto+moon", "fedproto": {"average_model": True}}).play()

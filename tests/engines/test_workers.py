@@ -390,3 +390,18 @@ def test_a_process_that_cannot_train_says_why(blobs: DataSet, monkeypatch: pytes
     with pytest.raises(CannotStartError, match="RuntimeError: no backward pass in a forked process"):
         WorkersEngine(local_engine(laboratory("fedavg", blobs)), 2)
     assert multiprocessing.active_children() == []
+
+
+def test_what_a_client_does_to_what_it_received_reaches_nobody(tmp_path: Path, blobs: DataSet) -> None:
+    """A method that writes into what it received gives the same result for every number of workers."""
+    method = tmp_path / "careless.py"
+    method.write_text(
+        "import torch\nfrom fedfa import Part\n\n\nclass Careless(Part):\n    name = 'careless'\n\n"
+        "    def init(self, task, rng):\n        return {'t': torch.zeros(1)}\n\n"
+        "    def loss(self, ctx, batch, loss):\n        ctx.received['careless']['t'] += 1\n"
+        "        return loss * (1 + 0.01 * ctx.received['careless']['t'][0])\n"
+    )
+    for workers in (1, 2):
+        settings = small(f"fedavg+{method}", engine={"workers": workers})
+        run(settings, tmp_path / str(workers), data=blobs)
+    assert_same_run(tmp_path / "1", tmp_path / "2")

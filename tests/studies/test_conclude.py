@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,27 @@ def test_a_method_with_a_say_in_training_is_refused(tmp_path: Path, blobs: DataS
     with pytest.raises(RecipeError, match="'fedprox' has a say in the training"):
         conclude(tmp_path / "trained", "fedprox", tmp_path / "after", data=blobs)
     assert not (tmp_path / "after").exists()
+
+
+def test_what_cannot_follow_is_refused_before_anything_is_written(tmp_path: Path, blobs: DataSet) -> None:
+    """Pooling has no hook of its own and yet changes everything; a part that asks nobody anything adds nothing."""
+    run(small("fedfa"), tmp_path / "trained", data=blobs)
+    with pytest.raises(RecipeError, match="'centralised' has a say in the training"):
+        conclude(tmp_path / "trained", "centralised", tmp_path / "after", data=blobs)
+    with pytest.raises(RunError, match="nothing would follow"):
+        conclude(tmp_path / "trained", None, tmp_path / "after", {"algorithm": {"final": {"lr": 0.2}}}, data=blobs)
+    with pytest.raises(RunError, match=r"local\.lr has a say"):
+        conclude(tmp_path / "trained", "ccvr", tmp_path / "after", {"local": {"lr": 0.2}}, data=blobs)
+    other = replace(blobs, fingerprint="other")
+    with pytest.raises(RunError, match="data changed since"):
+        conclude(tmp_path / "trained", "ccvr", tmp_path / "after", data=other)
+    (tmp_path / "trained" / "checkpoint.safetensors").unlink()
+    with pytest.raises(RunError, match="only its record"):
+        conclude(tmp_path / "trained", "ccvr", tmp_path / "after", data=blobs)
+    with pytest.raises(RunError, match="cannot be made longer: it has no checkpoint"):
+        run(small("fedfa", rounds=6), tmp_path / "trained", data=blobs, resume=True)
+    assert not (tmp_path / "after").exists()
+    assert (tmp_path / "trained" / "summary.json").exists()
 
 
 def test_an_unfinished_run_is_refused(tmp_path: Path) -> None:

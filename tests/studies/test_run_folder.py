@@ -105,7 +105,7 @@ def test_more_rounds_first_take_the_old_result_away(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("{}")
     (tmp_path / "config.toml").mkdir()  # so that writing the settings fails
     with pytest.raises(OSError, match=r"config\.toml"):
-        RunFolder(tmp_path).extend(small())
+        RunFolder(tmp_path).extend(small(), 0)
     assert not (tmp_path / "summary.json").exists()
 
 

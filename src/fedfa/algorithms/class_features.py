@@ -33,6 +33,8 @@ class ClassFeatures:
     average: Literal["two-epochs", "running"] = "running"
     epoch: Tensors = field(init=False)
     """Sums (or means) of this epoch, and counts."""
+    batches: int = field(init=False)
+    """Batches of this epoch so far."""
     previous: Tensor = field(init=False)
     """m^(k−1)"""
     averaged: Tensor = field(init=False)
@@ -43,21 +45,21 @@ class ClassFeatures:
         self._clear()
 
     def _clear(self) -> None:
+        self.batches = 0
         self.epoch = {"sum": torch.zeros_like(self.start), "count": torch.zeros_like(self.start[..., :1])}
 
-    def add(self, features: Tensor, y: Tensor, batches_per_epoch: int) -> None:
-        """Take in the features of a batch (eq. 6): class sums by one matrix product."""
-        member = functional.one_hot(y, self.start.shape[-2]).to(features.dtype)
-        sums, counts = member.mT @ features.detach(), member.sum(-2).unsqueeze(-1)
+    def add(self, features: Tensor, y: Tensor) -> None:
+        """Take in the features of a batch (eq. 6)."""
+        sums, counts = class_sums(features.detach(), y, self.start.shape[-2])
         if self.class_mean == "batch":
-            self.epoch["sum"] = self.epoch["sum"] + sums / counts.clamp(min=1) / batches_per_epoch
-        else:
-            self.epoch["sum"], self.epoch["count"] = self.epoch["sum"] + sums, self.epoch["count"] + counts
+            sums = sums / counts.clamp(min=1)
+        self.epoch["sum"], self.epoch["count"] = self.epoch["sum"] + sums, self.epoch["count"] + counts
+        self.batches += 1
 
     def end_epoch(self, *, remember: bool = True) -> None:
         """The average over epochs (eq. 7); with ``remember=False`` it is the features of this epoch alone."""
         if self.class_mean == "batch":
-            mean = self.epoch["sum"]
+            mean = self.epoch["sum"] / max(1, self.batches)  # the batches there were: fewer if the steps are limited
         else:  # a class not met in this epoch (possible with drop_last) says nothing new
             count = self.epoch["count"]
             mean = torch.where(count > 0, self.epoch["sum"] / count.clamp(min=1), self.previous)
@@ -65,3 +67,9 @@ class ClassFeatures:
         self.averaged = self.momentum * before + (1 - self.momentum) * mean if remember else mean
         self.previous = mean
         self._clear()
+
+
+def class_sums(features: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """The sum of the features of each class, ``[…, C, d]``, and the number of them, ``[…, C, 1]``."""
+    member = functional.one_hot(y, classes).to(features.dtype)
+    return member.mT @ features, member.sum(-2).unsqueeze(-1)

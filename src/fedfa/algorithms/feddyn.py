@@ -9,7 +9,7 @@ the active ones move it: h ← h − α/m Σ_active (θ_i − θ_t); its model i
 everything settles, θ_i = θ for all clients, hence h = 0 and Σ_i ∇L_i(θ) = 0: a stationary point of the sum, whatever
 the clients' data. (FedAvg with several local steps settles elsewhere.)
 
-- Clients count equally, in the mean as in the objective Σ_i L_i. (Acar et al.'s code scales α by a client's share of
+- Clients count equally, in the mean as in the objective Σ_i L_i. (Acar et al.'s code divides α by a client's share of
   the samples instead; with equal sizes the two agree.)
 - Weight decay belongs to L_i, as in their code: the dual state then holds the gradient of the decayed loss, and the
   stationary point is that of the decayed sum. The α-term is separate from it.

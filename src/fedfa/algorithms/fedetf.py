@@ -10,8 +10,10 @@ the unit features; the *features* that other parts see are β·μ. The local los
 
     − log( n_y^γ exp(β v_y·μ) / Σ_c n_c^γ exp(β v_c·μ) ),
 
-n_c being the client's samples of class c: the logits are shifted by γ·log n_c, and classes the client does not hold
-leave the softmax. Evaluation uses the plain logits. The published code has γ = 1, p = d and β = 10 at first.
+n_c being the client's samples of class c: the logits are shifted by γ·log n_c. Classes the client does not hold count
+as one sample, as in the published code; by the formula they would leave the softmax (``absent = "mask"``), and a client
+of two classes would learn to tell these two apart and nothing else. Evaluation uses the plain logits. γ = 1; p = d and
+β = 10 at first are what the published code has for its CIFAR-10 CNN (p = C and β = 1 for its other networks).
 
 The paper's second stage, in which each client fine-tunes projection and classifier for itself, is not part of this
 method: it makes personal models, and what is reported here is the global one.
@@ -25,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -48,6 +50,9 @@ class FixedFrameOptions(Options):
 
     gamma: float = Field(1.0, ge=0)
     """γ of the balanced loss: logits are shifted by γ·log n_c; 0 is plain cross-entropy over all classes."""
+    absent: Literal["floor", "mask"] = "floor"
+    """Classes the client does not hold: counted as one sample, so that they stay in the softmax (the published code),
+    or left out of it, which is what the formula says for n_c = 0."""
     dim: int | None = Field(None, ge=2)
     """Width p of the projected features, at least C; left out, that of the network's features (C if they are fewer)."""
     bias: bool = True
@@ -62,7 +67,7 @@ class FixedFrame(Part[FixedFrameOptions]):
     name = "fedetf"
     options_type = FixedFrameOptions
     slot = "logit calibration"
-    refuses: ClassVar[Mapping[str, str]] = {"calibration": FIXED, "ccvr": FIXED}
+    refuses: ClassVar[Mapping[str, str]] = {"ccvr": FIXED}
 
     def adapt(self, model: SplitModel, rng: np.random.Generator) -> SplitModel:
         """The network with projection, temperature and fixed frame in place of its classifier."""
@@ -91,7 +96,7 @@ class FixedFrame(Part[FixedFrameOptions]):
     def begin(self, ctx: ClientContext) -> None:
         """The shift of the round: label counts do not change while a client trains."""
         counts = ctx.label_counts.to(torch.promote_types(ctx.model.head.weight.dtype, torch.float32))
-        ctx.scratch[self.name] = {"shift": label_shift(counts, "log", self.options.gamma)}
+        ctx.scratch[self.name] = {"shift": label_shift(counts, "log", self.options.gamma, self.options.absent)}
 
     def logits(self, ctx: ClientContext, batch: Batch, logits: Tensor) -> Tensor:
         """Logits + γ·log n_c; they only enter the local loss."""

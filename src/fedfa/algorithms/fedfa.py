@@ -12,8 +12,9 @@ on: after the last round it measures the anchors of the final network and calibr
 Sends per client and round, besides the model: C·d numbers down, C·d up (nothing up with ``anchors.update = false``).
 With the last calibration, once at the end: the model down, C·d + C numbers of 8 bytes up.
 Server keeps: the anchors. Client keeps: nothing. Extra compute per step: O(batch·C·d + C²·d), small beside the network.
-What the server learns: the class features of each client; kept anchors (``absent = "keep"``) also tell which classes a
-client lacks, unless the server only ever sees secure sums.
+What the server learns: the class features of each client, and which classes a client lacks (``absent = "keep"`` returns
+the anchor that was sent, ``"zero"`` a zero); with ``weights = "count"`` and in the last calibration also its samples
+per class, and the sum over a class of one sample is that sample's features. Secure sums hide all of it but the totals.
 
 The paper's text and its published code differ; each difference is one option, and two named variants set them all.
 """
@@ -26,19 +27,19 @@ from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
-from fedfa.algorithms.class_features import ClassFeatures
+from fedfa.algorithms.class_features import ClassFeatures, class_sums
 from fedfa.algorithms.classifier import classifier_names, remember_classifier
 from fedfa.algorithms.method import AUTHORS_TRAINING, Method
 from fedfa.errors import RecipeError
 from fedfa.learning.part import Batch, ClientContext, Options, Part, Role, ServerStep, Task
 from fedfa.learning.sums import WeightedSum
-from fedfa.learning.tensors import Tensors
+from fedfa.learning.tensors import Tensors, first_non_finite
 from fedfa.messages import nearest
 from fedfa.models.split import SplitModel
 
@@ -57,7 +58,7 @@ class AnchorsOptions(Options):
     loss: Literal["sample", "class"] = "class"
     """``sample``: mean over the batch of ‖h − a_y‖² (eq. 3). ``class``: mean per class, summed, divided by all C."""
     update: bool = True
-    """Renew the anchors each round; without it nothing about features is sent."""
+    """Renew the anchors each round; without it rounds send nothing about features (``final`` still would, once)."""
     momentum: float = Field(0.5, ge=0, le=1)
     """λ of eq. 7."""
     class_mean: Literal["batch", "exact"] = "exact"
@@ -78,6 +79,12 @@ class AnchorsOptions(Options):
     init: str = "orthogonal"
     """``orthogonal`` (rows of the identity), ``random``, ``etf``, ``fedavg`` (first round without anchors), or the path
     of a file that holds anchors, e.g. the ``server.safetensors`` of a finished run (the paper's "ideal")."""
+
+    @model_validator(mode="after")
+    def _gather_what_is_used(self) -> AnchorsOptions:
+        if self.init == "fedavg" and not self.update:
+            raise ValueError('init = "fedavg" gathers the anchors in the first round, which update = false forbids')
+        return self
 
     @field_validator("init")
     @classmethod
@@ -175,7 +182,7 @@ class Anchors(Part[AnchorsOptions]):
         """Accumulate the class features of the forward pass (eq. 6)."""
         if self.options.update:
             for name, features in self._aligned(batch).items():
-                ctx.scratch[self.name][name].add(features, batch.y, ctx.batches_per_epoch)
+                ctx.scratch[self.name][name].add(features, batch.y)
 
     def after_epoch(self, ctx: ClientContext) -> None:
         """The average over epochs (eq. 7)."""
@@ -290,10 +297,11 @@ class FinalCalibration(Part[FinalOptions]):
 
     def check(self, task: Task, roles: Mapping[str, Role]) -> None:
         """There must be one network for all, with a classifier that is trained."""
-        if self.surveys() and any(roles.get(name) is not Role.SHARED for name in task.model.head_tensors):
+        personal = Role.LOCAL in roles.values()
+        if self.surveys() and (personal or any(roles.get(n) is not Role.SHARED for n in task.model.head_tensors)):
             raise RecipeError(
-                "algorithm.final.steps calibrates one classifier for all after the last round, but here the classifier "
-                "is fixed or each client has its own; set algorithm.final.steps = 0"
+                "algorithm.final.steps calibrates the classifier of one network for all after the last round, but here "
+                "the classifier is fixed or clients keep tensors of their own; set algorithm.final.steps = 0"
             )
 
     def init(self, task: Task, rng: np.random.Generator) -> Tensors:
@@ -312,9 +320,8 @@ class FinalCalibration(Part[FinalOptions]):
         """The sum of the features of each class under the final network, and the number of them."""
         if not self.surveys():
             return {}
-        member = functional.one_hot(ctx.labels(), ctx.num_classes).cpu().double()
-        features = ctx.features().cpu().double()
-        return {"classes": WeightedSum({"sum": member.mT @ features}, member.sum(0).unsqueeze(1))}
+        sums, counts = class_sums(ctx.features().cpu().double(), ctx.labels().cpu(), ctx.num_classes)
+        return {"classes": WeightedSum({"sum": sums}, counts)}
 
     def conclude(self, server: ServerStep) -> None:
         """The exact anchors; a class that nobody holds keeps the one it had. Then eq. 5 by gradient descent."""
@@ -326,11 +333,14 @@ class FinalCalibration(Part[FinalOptions]):
         server.state[Anchors.name][LAST] = anchors.to(old.dtype)
         names = classifier_names(server, self.name)
         before = [server.model[name].double() for name in names]
-        after = [value.clone() for value in before]
+        after = [old + server.update.get(name, 0) for name, old in zip(names, before, strict=True)]  # after other parts
         for _ in range(self.options.steps):
             for value, gradient in zip(after, calibration_gradient(anchors, *_weight_and_bias(after)), strict=True):
                 value.sub_(gradient, alpha=self.options.lr)
-        server.update |= {name: new - start for name, new, start in zip(names, after, before, strict=True)}
+        update = {name: new - old for name, new, old in zip(names, after, before, strict=True)}
+        if first_non_finite(update) is not None:
+            raise RecipeError(f"the last calibration diverged: lower algorithm.final.lr (now {self.options.lr:g})")
+        server.update |= update
 
 
 def _weight_and_bias(values: list[Tensor]) -> tuple[Tensor, Tensor | None]:

@@ -11,7 +11,7 @@ The paper's calibrated cross-entropy sums its denominator over the *other* class
 in every cross-entropy: without it the loss has no lower bound, a sample that is already right keeps pulling as hard as
 one that is wrong, and a client with one class divides by nothing. As n_c → 0 the margin grows without bound, so a class
 the client does not hold leaves the denominator altogether (``absent = "mask"``): its row of the classifier gets no
-gradient there. It follows that a client that holds a single class has loss zero and does not move.
+gradient there. It follows that a client that holds a single class has loss zero and moves by weight decay alone.
 
 Sends per client and round: what FedAvg sends. Server and client keep: nothing. Extra compute per step: one addition to
 the logits. What the server learns: what it learns with FedAvg; label counts stay on the client.

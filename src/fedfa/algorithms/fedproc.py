@@ -95,7 +95,7 @@ class PrototypeContrast(Part[PrototypeContrastOptions]):
     def after_step(self, ctx: ClientContext, batch: Batch) -> None:
         """Gather the class features of the forward pass."""
         if self.options.prototypes == "momentum":
-            ctx.scratch[self.name]["features"].add(batch.features, batch.y, ctx.batches_per_epoch)
+            ctx.scratch[self.name]["features"].add(batch.features, batch.y)
 
     def after_epoch(self, ctx: ClientContext) -> None:
         """The average over epochs; a class without prototype has nothing to remember, its latest epoch counts alone."""

@@ -34,8 +34,8 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional
 
+from fedfa.algorithms.class_features import class_sums
 from fedfa.algorithms.method import AUTHORS_TRAINING, Method
 from fedfa.learning.part import Batch, ClientContext, Options, Part, Role, ServerStep, Task
 from fedfa.learning.sums import WeightedSum
@@ -134,12 +134,6 @@ def no_prototypes(task: Task) -> Tensors:
         "prototypes": weight.new_zeros(task.num_classes, task.feature_dim),
         "known": weight.new_zeros(task.num_classes, 1),
     }
-
-
-def class_sums(features: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """The sum of the features of each class, ``[…, C, d]``, and the number of them, ``[…, C, 1]``."""
-    member = functional.one_hot(y, classes).to(features.dtype)
-    return member.mT @ features, member.sum(-2).unsqueeze(-1)
 
 
 def feature_pass(ctx: ClientContext) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ Each client minimises its loss plus μ/2 ‖w − w_t‖² (the paper's eq. 2), 
 gradient μ (w − w_t) is added to the loss's after the backward pass: no graph is built for it, and the training loss
 that is recorded is that of the data alone, comparable between values of μ. Only parameters that are shared are held;
 those a client keeps have no global counterpart. The server averages as FedAvg does (the original draws clients in
-proportion to their samples and averages evenly, which has the same expectation). That clients may do partial work is a
+proportion to their samples and averages evenly, which agrees for equal sizes). That clients may do partial work is a
 liberty the paper gives, not a step of the method; clients here do all their epochs.
 
 Sends per client and round: |w| down, |w| up, as FedAvg. Server and client keep: nothing more. Extra compute: two passes

@@ -29,8 +29,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedfa.algorithms.method import AUTHORS_TRAINING, Method
-from fedfa.errors import RecipeError
-from fedfa.learning.part import Batch, ClientContext, Options, Part, Role, Task
+from fedfa.learning.part import Batch, ClientContext, Options, Part
 from fedfa.learning.sums import WeightedSum
 from fedfa.learning.tensors import clone
 
@@ -52,14 +51,7 @@ class ModelContrast(Part[ModelContrastOptions]):
 
     name = "moon"
     options_type = ModelContrastOptions
-
-    def check(self, task: Task, roles: Mapping[str, Role]) -> None:
-        """There must be a global model to compare features with."""
-        if Role.SHARED not in roles.values():
-            raise RecipeError(
-                "moon compares features with those of the global model, but here every client keeps its own model; "
-                "leave moon out, or share the model (with fedproto: algorithm.fedproto.average_model = true)"
-            )
+    needs_shared_model = True
 
     def begin(self, ctx: ClientContext) -> None:
         """The features of the two fixed models, once per round: they do not change while the client trains."""

@@ -14,6 +14,8 @@ mean(c_i⁺ − c_i).
   and option I adds it, so c and c_i both have it and it cancels in c − c_i up to how far the model moved since.
 - Local momentum is refused with option II: a step is then no longer η times a gradient, the difference overstates the
   mean gradient by up to 1/(1 − momentum), and the feedback through c_i diverges.
+- What other parts do to the weights outside the optimiser's steps (FedFA's calibration of the classifier) is part of
+  y_i − x, and so, with option II, of c_i.
 - Option I is one more pass over the client's data per round, in the order the data lie in, with the cross-entropy alone
   (loss terms of other parts are not in it) and the network in training mode; its running statistics are put back.
 
@@ -26,7 +28,7 @@ gradient of the client's whole data.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -60,6 +62,10 @@ class Scaffold(Part[ScaffoldOptions]):
     name = "scaffold"
     options_type = ScaffoldOptions
     base = True
+    refuses: ClassVar[Mapping[str, str]] = {
+        "fedprox": "the mean of μ (y − x) would enter c_i and work against the proximal term in the next round; leave "
+        "out one of the two"
+    }
     needs_shared_model = True
 
     def check(self, task: Task, roles: Mapping[str, Role]) -> None:

@@ -158,7 +158,7 @@ def compare(
     from fedfa.cli.compare import run_compare
 
     base, asked = layers_of(config, preset, assignments, rounds, data_dir)
-    run_compare(console, algorithm or ["all"], seed or [1], [base, asked], out, jobs)
+    run_compare(console, algorithm or ["all"], seed or [], [base, asked], out, jobs)
 
 
 @app.command()

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedfa.cli.progress import RoundsProgress
-from fedfa.errors import FedfaError
+from fedfa.errors import FedfaError, RecipeError
 
 
 def run_compare(
@@ -28,12 +28,16 @@ def run_compare(
     from fedfa.report.comparison_table import HEADER, comparison_rows, markdown_table
     from fedfa.studies.compare import Cell, Comparison, plan_cells
     from fedfa.studies.files import write_atomically
+    from fedfa.studies.settings import Settings
     from fedfa.studies.setup import load_dataset
 
-    wanted = [name for method in methods for name in (known() if method == "all" else [method])]
-    cells = plan_cells(list(dict.fromkeys(wanted)), seeds, layers, out)
-    with console.status(f"getting {escape(cells[0].settings.data.name)}"):
-        load_dataset(cells[0].settings)  # once, before several processes ask for it
+    common = Settings.resolve(*layers)
+    with console.status(f"getting {escape(common.data.name)}"):
+        load_dataset(common)  # once, before several processes ask for it
+    wanted: list[str] = []
+    for method in methods:
+        wanted += _those_that_fit(console, list(known()), layers) if method == "all" else [method]
+    cells = plan_cells(list(dict.fromkeys(wanted)), seeds or [common.seed], layers, out)
     out.mkdir(parents=True, exist_ok=True)
     with RoundsProgress(console) as progress:
         watchers: dict[str, Any] = {}
@@ -62,3 +66,18 @@ def run_compare(
     console.print(f"Also in {escape(str(out / 'table.md'))}; the runs' records are beside it.", soft_wrap=True)
     if work.failed:
         raise FedfaError("\n".join(f"{name}: {reason}" for name, reason in work.failed.items()))
+
+
+def _those_that_fit(console: Console, names: list[str], layers: Sequence[dict[str, Any]]) -> list[str]:
+    """The methods that can work with this network and these settings; says which cannot, and why."""
+    from fedfa.studies.settings import Settings
+    from fedfa.studies.setup import prepare
+
+    fitting = []
+    for name in names:
+        try:
+            prepare(Settings.resolve(*layers, {"algorithm": {"recipe": name}}))
+            fitting.append(name)
+        except RecipeError as error:
+            console.print(f"left out: {name} ({escape(str(error))})", soft_wrap=True)
+    return fitting

@@ -181,7 +181,7 @@ class _ClientRound:
         for part in self.trainer.recipe.parts:
             sums.update({f"{part.name}/{group}": entry.cpu() for group, entry in part.survey(ctx).items()})
         self._check_finite(sums)
-        return ClientResult(self.client, sums, self.kept, 0, 0, None)
+        return ClientResult(self.client, sums, {}, 0, 0, None)
 
     def _context(self) -> ClientContext:
         """Load the round's weights and gather what the hooks may see."""
@@ -198,7 +198,10 @@ class _ClientRound:
             model=model,
             parameters=self.trainer.shared_parameters,
             start=start,
-            received={p: {n: t.to(device) for n, t in tensors.items()} for p, tensors in plan.received.items()},
+            # The client's own copy: what it does with it is nobody else's business.
+            received={
+                p: {n: t.to(device, copy=True) for n, t in tensors.items()} for p, tensors in plan.received.items()
+            },
             kept=self.kept,
             local=plan.local,
             size=size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -52,7 +53,9 @@ def plan_cells(
     """
     cells = []
     for method in methods:
-        recipe, _, variant = method.partition("@")
+        recipe, at, variant = method.rpartition("@")
+        if not at or "/" in variant or variant.endswith(".py"):  # an @ in a path
+            recipe, variant = method, ""
         for seed in seeds:
             own: dict[str, Any] = {"seed": seed, "algorithm": {"recipe": recipe}}
             if variant:
@@ -137,8 +140,9 @@ class Comparison:
             return
         del self._running[cell.folder.name]
         if code:
-            said = running.log.read_text(encoding="utf-8", errors="replace").strip()
-            self.failed[cell.folder.name] = said.rpartition("error:")[2].strip() or f"ended with code {code}"
+            _, mark, reason = running.log.read_text(encoding="utf-8", errors="replace").rpartition("error:")
+            killed = " (killed, perhaps for lack of memory: fewer --jobs)" if code == -signal.SIGKILL else ""
+            self.failed[cell.folder.name] = reason.strip() if mark else f"ended with code {code}{killed}; {running.log}"
         else:
             running.log.unlink(missing_ok=True)
 

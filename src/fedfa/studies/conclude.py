@@ -59,13 +59,22 @@ def conclude(
     recipe = f"{before.algorithm.recipe}+{method}" if method else before.algorithm.recipe
     settings = Settings.resolve(merge(before.to_dict(), {"algorithm": {"recipe": recipe}}), options or {})
     changed = _changed_parts(before, settings)
-    if not changed:
-        raise RunError(f"{source} is this run already: name a method, or options of what follows the training")
+    if not changed or not settings.recipe().surveys:
+        raise RunError(
+            f"nothing would follow the training of {source}: name a method (--algorithm ccvr), or options of what "
+            "follows it (--set algorithm.final.steps=1000)"
+        )
+    if not (trained.path / "checkpoint.safetensors").exists():
+        raise RunError(f"{source} has no checkpoint.safetensors, only its record: train it again to add to it")
     folder = RunFolder(Path(out))
     laboratory = prepare(settings, model=model, data=data)
+    origin = laboratory.origin()
+    if other := [what for what, mark in trained.origin().items() if origin.get(what) != mark]:
+        raise RunError(f"{', '.join(other)} changed since {source} was trained; put back what it was trained with")
     folder.create(settings)
     try:
-        shutil.copytree(trained.path / "clients", folder.path / "clients", dirs_exist_ok=True)
+        if (trained.path / "clients").is_dir():  # an empty folder may have got lost
+            shutil.copytree(trained.path / "clients", folder.path / "clients", dirs_exist_ok=True)
         for record in trained.metrics():
             if "survey" not in record:
                 folder.append_metrics(record)
@@ -92,7 +101,8 @@ def _changed_parts(before: Settings, after: Settings) -> list[Part[Any]]:
     names = {key.split(".")[1] for key in different} | (parts.keys() - known)
     for name in names:
         part = parts[name]
-        if part.base or any(overridden(part, hook) for hook in _IN_TRAINING):
+        acts = part.base or part.pools_data or part.needs_each or any(overridden(part, hook) for hook in _IN_TRAINING)
+        if acts:
             raise RecipeError(
                 f"part {name!r} has a say in the training; only what follows it (such as ccvr) can be added to a "
                 "finished run: train anew with the whole recipe"

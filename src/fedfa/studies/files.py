@@ -49,7 +49,9 @@ def load_tensors(path: Path) -> Tensors:
     """
     try:
         with safe_open(str(path), framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # Copied to where torch puts its own: a file's tensors lie at odd places, for which kernels may take other
+            # paths.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
             expected = (file.metadata() or {}).get(_DIGEST)
     except FileNotFoundError:
         raise RunError(f"{path} is missing") from None

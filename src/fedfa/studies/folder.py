@@ -75,10 +75,11 @@ class RunFolder:
             tensors = load_tensors(checkpoint)
             self._versions = {int(client): int(version) for client, version in tensors.pop(_CLIENTS).tolist()}
             state = ServerState.from_tensors(tensors)
-        current = {self._client_file(client, version) for client, version in self._versions.items()}
-        for file in (self.path / "clients").glob("*.safetensors"):
-            if file not in current:
-                file.unlink()
+        if state is not None or self.summary() is None:
+            current = {self._client_file(client, version) for client, version in self._versions.items()}
+            for file in (self.path / "clients").glob("*.safetensors"):
+                if file not in current:
+                    file.unlink()
         if self.summary() is None:  # a finished run's record is whole; a survey's line comes after the last checkpoint
             self._cut_metrics(0 if state is None else state.round)
         return state
@@ -90,13 +91,19 @@ class RunFolder:
             raise RunError(f"{self.path} holds no run (no config.toml)")
         return Settings.resolve(read_toml(path))
 
+    def origin(self) -> dict[str, str]:
+        """What the run is made of besides its settings; empty before that was recorded."""
+        path = self.path / "origin.json"
+        recorded: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return recorded
+
     def check_origin(self, origin: dict[str, str]) -> None:
         """Record what the run is made of besides its settings; on resume, refuse to go on with something else."""
         path = self.path / "origin.json"
         if not path.exists():
             write_atomically(path, json.dumps(origin, indent=2) + "\n")
             return
-        recorded: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+        recorded = self.origin()
         if changed := [
             what for what in sorted(recorded.keys() | origin.keys()) if recorded.get(what) != origin.get(what)
         ]:
@@ -112,11 +119,10 @@ class RunFolder:
             self._lock = None
 
     # -- writing ----------------------------------------------------------------------------------------------
-    def extend(self, settings: Settings) -> None:
-        """Record settings that ask for more rounds; the result of the shorter run no longer stands."""
-        before = self.settings().rounds
+    def extend(self, settings: Settings, done: int) -> None:
+        """Record settings that ask for more rounds than are done; the result of the shorter run no longer stands."""
         (self.path / "summary.json").unlink(missing_ok=True)  # first: with it, the run would count as finished
-        self._cut_metrics(before)
+        self._cut_metrics(done)
         write_atomically(self.path / "config.toml", settings.to_toml())
 
     def append_metrics(self, record: dict[str, Any]) -> None:

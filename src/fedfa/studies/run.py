@@ -91,7 +91,11 @@ def run(
             check_same(folder.settings(), settings, folder.path)
             state = folder.reopen()
             if folder.settings().rounds != settings.rounds:
-                folder.extend(settings)
+                if state is None and folder.summary() is not None:
+                    raise RunError(
+                        f"{folder.path} cannot be made longer: it has no checkpoint, only the record of a run"
+                    )
+                folder.extend(settings, 0 if state is None else state.round)
         else:
             folder.create(settings)
             state = None
@@ -143,8 +147,9 @@ class _Rounds:
         """All rounds that are missing, and what follows the last one."""
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # the result must not depend on how many cores there are
-        engine = self.lab.engine()
+        engine: Engine | None = None
         try:
+            engine = self.lab.engine()
             while state.round < self.settings.rounds:
                 state = self._round(engine, state)
                 if state.round % self.settings.checkpoint.every == 0 or state.round == self.settings.rounds:
@@ -152,7 +157,8 @@ class _Rounds:
             if self.lab.recipe.surveys:
                 state = self._survey(engine, state)
         finally:
-            engine.close()
+            if engine is not None:
+                engine.close()
             torch.set_num_threads(threads)
         summary = summarise(self.settings, self.folder.metrics(), self.lab)
         self.folder.finish(state, summary)
