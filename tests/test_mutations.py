@@ -58,8 +58,8 @@ MUTATIONS = [
     in_algorithm("fedma", "maximize=True", "maximize=False"),
     in_algorithm(
         "fedfa",
-        "alpha=self.options.lr)\n        server.update |=",
-        "alpha=-self.options.lr)\n        server.update |=",
+        "alpha=self.options.lr)\n        update = {name",
+        "alpha=-self.options.lr)\n        update = {name",
         "tests/studies/test_final_calibration.py",
     ),
     in_algorithm("fedfa", "distance + (features", "distance - (features", "tests/algorithms/test_anchor_layers.py"),
