@@ -23,6 +23,7 @@ round, on the server. What the server learns: nothing more.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TypeVar
 
 import torch
@@ -99,12 +100,12 @@ class ServerMomentum(ServerOptimiser[MomentumOptions]):
             server.update[name] = self.options.lr * state[name]
 
 
-class Adaptive(ServerOptimiser[AdaptiveT]):
+class Adaptive(ServerOptimiser[AdaptiveT], ABC):
     """Algorithm 2 of Reddi et al.; the rule for v is each method's own."""
 
+    @abstractmethod
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         """The next v, from the last one and Δ²."""
-        raise NotImplementedError
 
     def step(self, server: ServerStep) -> None:
         """m, v, and w ← w + η m / (√v + τ)."""

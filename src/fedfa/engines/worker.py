@@ -106,6 +106,7 @@ def _leave_the_main_process(not_ours: Sequence[Connection | Block]) -> None:
 
 
 def _try_out() -> tuple[Message, Tree]:
+    # A backward pass is what may not survive a fork. (Torch's own stubs leave it untyped; so the mark.)
     torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
     return {}, {}
 

@@ -54,7 +54,9 @@ def conclude(
     """
     trained = RunFolder(Path(source))
     if trained.summary() is None:
-        raise RunError(f"{source} is not a finished run; finish it with: fedfa run --resume --out {source}")
+        begun = (trained.path / "config.toml").exists()
+        advice = f"finish it with: fedfa run --resume --out {source}" if begun else "there is no config.toml in it"
+        raise RunError(f"{source} is not a finished run; {advice}")
     before = trained.settings()
     recipe = f"{before.algorithm.recipe}+{method}" if method else before.algorithm.recipe
     settings = Settings.resolve(merge(before.to_dict(), {"algorithm": {"recipe": recipe}}), options or {})
