@@ -22,7 +22,6 @@ from fedfa.algorithms.fedfa import (
     AnchorsOptions,
     Calibration,
     CalibrationOptions,
-    adam_step,
     calibration_gradient,
     initial_anchors,
 )
@@ -208,20 +207,6 @@ class TestCalibrationStep:
         """Adam's first step is lr · g / (|g| + ε): the rate itself, whatever the local one is, downhill."""
         weight, _ = self.calibrate(client_context(UNIT, [1, 1], lr=0.1), optimiser="adam", **options)
         assert_close(weight, rate * numbers([1.0, -1.0], [-1.0, 1.0]), rtol=1e-6, atol=0)
-
-    @pytest.mark.parametrize("lr", [0.001, 0.1])
-    def test_adam_is_torch_s(self, lr: float) -> None:
-        draw = torch.Generator().manual_seed(1)
-        mine = torch.randn(3, 2, generator=draw, dtype=torch.float64)
-        theirs = torch.nn.Parameter(mine.clone())
-        torch_adam = torch.optim.Adam([theirs], lr=lr)
-        first, second = torch.zeros_like(mine), torch.zeros_like(mine)
-        for step in range(1, 8):
-            gradient = torch.randn(3, 2, generator=draw, dtype=torch.float64) * 10.0 ** (step - 4)
-            theirs.grad = gradient
-            torch_adam.step()
-            adam_step(mine, gradient, first, second, step, lr)
-            assert_close(mine, theirs.data, rtol=1e-12, atol=1e-14)
 
     def test_calibrating_with_adam_is_training_the_head_with_torch_s(self) -> None:
         """Five calibrations of a random head, the moments carried from one to the next."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
 
-from fedfa.algorithms.class_features import class_sums
+from fedfa.algorithms.class_features import class_sums, membership
 from fedfa.algorithms.fedproto import Prototypes, PrototypesOptions, prototype_sum, renew_prototypes
 from fedfa.learning.client import MODEL
 from fedfa.learning.part import ClientContext, Role, ServerStep
@@ -93,7 +93,7 @@ def test_without_weight_the_loss_is_left_alone() -> None:
 
 # -- the prototypes -------------------------------------------------------------------------------------------------
 def test_class_sums_by_hand() -> None:
-    sums, counts = class_sums(H, Y, 3)
+    sums, counts = class_sums(H, membership(Y, 3, H))
     assert_close(sums, numbers([4, 1], [3, 1], [0, 0]))
     assert_close(counts, numbers([2], [1], [0]))
 

@@ -48,12 +48,13 @@ class ClassFeatures:
         self.batches = 0
         self.epoch = {"sum": torch.zeros_like(self.start), "count": torch.zeros_like(self.start[..., :1])}
 
-    def add(self, features: Tensor, y: Tensor) -> None:
-        """Take in the features of a batch (eq. 6)."""
-        sums, counts = class_sums(features.detach(), y, self.start.shape[-2])
+    def add(self, features: Tensor, membership: Tensor) -> None:
+        """Take in the features of a batch (eq. 6), with the class each belongs to (see ``Batch.membership``)."""
+        sums, counts = class_sums(features.detach(), membership)
         if self.class_mean == "batch":
             sums = sums / counts.clamp(min=1)
-        self.epoch["sum"], self.epoch["count"] = self.epoch["sum"] + sums, self.epoch["count"] + counts
+        self.epoch["sum"] += sums
+        self.epoch["count"] += counts
         self.batches += 1
 
     def end_epoch(self, *, remember: bool = True) -> None:
@@ -69,7 +70,16 @@ class ClassFeatures:
         self._clear()
 
 
-def class_sums(features: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """The sum of the features of each class, ``[…, C, d]``, and the number of them, ``[…, C, 1]``."""
-    member = functional.one_hot(y, classes).to(features.dtype)
-    return member.mT @ features, member.sum(-2).unsqueeze(-1)
+def class_sums(features: Tensor, membership: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of the features of each class, ``[…, C, d]``, and the number of them, ``[…, C, 1]``.
+
+    Args:
+        features: ``[…, N, d]``.
+        membership: Ones and zeros, which sample is of which class, ``[…, N, C]``.
+    """
+    return membership.mT @ features, membership.sum(-2).unsqueeze(-1)
+
+
+def membership(y: Tensor, classes: int, like: Tensor) -> Tensor:
+    """Labels ``[…, N]`` as ones and zeros ``[…, N, C]`` of another tensor's type."""
+    return functional.one_hot(y, classes).to(like.dtype)

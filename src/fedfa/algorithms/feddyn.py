@@ -58,6 +58,10 @@ class DynamicRegularisation(Part[DynamicOptions]):
         "fedprox": "it has a proximal term of its own; set algorithm.feddyn.alpha",
     }
 
+    def stacks(self) -> bool:
+        """Yes."""
+        return True
+
     def broadcast(self, state: Tensors, round: int) -> Tensors:
         """Nothing: h is the server's own."""
         return {}

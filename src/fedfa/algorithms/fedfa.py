@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -33,10 +33,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
-from fedfa.algorithms.class_features import ClassFeatures, class_sums
+from fedfa.algorithms.class_features import ClassFeatures, class_sums, membership
 from fedfa.algorithms.classifier import classifier_names, remember_classifier
 from fedfa.algorithms.method import AUTHORS_TRAINING, Method
 from fedfa.errors import RecipeError
+from fedfa.learning.optimisers import Adam
 from fedfa.learning.part import Batch, ClientContext, Options, Part, Role, ServerStep, Task
 from fedfa.learning.sums import WeightedSum
 from fedfa.learning.tensors import Tensors, first_non_finite
@@ -114,6 +115,10 @@ class Anchors(Part[AnchorsOptions]):
     name = "anchors"
     options_type = AnchorsOptions
 
+    def stacks(self) -> bool:
+        """With the features that enter the classifier; outputs of inner layers come in other forms."""
+        return not self.options.layers
+
     def init(self, task: Task, rng: np.random.Generator) -> Tensors:
         """The anchors before the first round, ``[C, d]``."""
         widths = {LAST: task.feature_dim, **self._inner_widths(task.model)}
@@ -168,21 +173,24 @@ class Anchors(Part[AnchorsOptions]):
         """Supervised loss + μ · anchor loss (eq. 4)."""
         if anchors_in_use(ctx) is None or self.options.mu == 0:
             return loss
-        received = ctx.received[self.name]
-        distance = torch.zeros_like(batch.y, dtype=batch.features.dtype)
         for name, features in self._aligned(batch).items():
-            distance = distance + (features - received[name][batch.y]).square().sum(-1)  # ‖h − a_y‖² per sample (eq. 3)
+            anchors = ctx.received[self.name][name][batch.y]
+            loss = loss + weighted_squares(features, anchors, self._weights(ctx, batch))
+        return loss
+
+    def _weights(self, ctx: ClientContext, batch: Batch) -> Tensor | float:
+        """What ‖h − a_y‖² of each sample counts (eq. 3), times μ (eq. 4)."""
         if self.options.loss == "sample":
-            return loss + self.options.mu * distance.mean(-1)
-        counts = functional.one_hot(batch.y, ctx.num_classes).sum(-2)
-        per_class_mean = distance / counts.gather(-1, batch.y)
-        return loss + self.options.mu * per_class_mean.sum(-1) / ctx.num_classes
+            return self.options.mu / batch.y.shape[-1]
+        member = batch.membership(ctx.num_classes)
+        of_my_class = (member @ member.sum(-2).unsqueeze(-1)).squeeze(-1)  # samples of the batch, for each sample
+        return self.options.mu / ctx.num_classes / of_my_class
 
     def after_step(self, ctx: ClientContext, batch: Batch) -> None:
         """Accumulate the class features of the forward pass (eq. 6)."""
         if self.options.update:
             for name, features in self._aligned(batch).items():
-                ctx.scratch[self.name][name].add(features, batch.y)
+                ctx.scratch[self.name][name].add(features, batch.membership(ctx.num_classes))
 
     def after_epoch(self, ctx: ClientContext) -> None:
         """The average over epochs (eq. 7)."""
@@ -226,6 +234,10 @@ class Calibration(Part[CalibrationOptions]):
     options_type = CalibrationOptions
     requires = ("anchors",)
 
+    def stacks(self) -> bool:
+        """Yes."""
+        return True
+
     def check(self, task: Task, roles: Mapping[str, Role]) -> None:
         """The classifier must be one that is trained."""
         fixed = [name for name in task.model.head_tensors if roles.get(name) is Role.FROZEN]
@@ -237,7 +249,7 @@ class Calibration(Part[CalibrationOptions]):
 
     def begin(self, ctx: ClientContext) -> None:
         """Perhaps calibrate; Adam starts fresh in each client's round."""
-        ctx.scratch[self.name] = {"moments": None, "steps": 0}
+        ctx.scratch[self.name] = {"adam": Adam(self.options.lr or 0.001)}
         self._calibrate_if("before", ctx)
 
     def after_step(self, ctx: ClientContext, batch: Batch) -> None:
@@ -266,12 +278,8 @@ class Calibration(Part[CalibrationOptions]):
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.sub_(gradient, alpha=self.options.lr or ctx.local.lr)
             return
-        mine = ctx.scratch[self.name]
-        if mine["moments"] is None:
-            mine["moments"] = [(torch.zeros_like(p), torch.zeros_like(p)) for p in parameters]
-        mine["steps"] += 1
-        for parameter, gradient, (first, second) in zip(parameters, gradients, mine["moments"], strict=True):
-            adam_step(parameter, gradient, first, second, mine["steps"], self.options.lr or 0.001)
+        adam: Adam = ctx.scratch[self.name]["adam"]
+        adam.step(parameters, gradients)
 
 
 class FinalOptions(Options):
@@ -320,7 +328,8 @@ class FinalCalibration(Part[FinalOptions]):
         """The sum of the features of each class under the final network, and the number of them."""
         if not self.surveys():
             return {}
-        sums, counts = class_sums(ctx.features().cpu().double(), ctx.labels().cpu(), ctx.num_classes)
+        features = ctx.features().cpu().double()
+        sums, counts = class_sums(features, membership(ctx.labels().cpu(), ctx.num_classes, features))
         return {"classes": WeightedSum({"sum": sums}, counts)}
 
     def conclude(self, server: ServerStep) -> None:
@@ -375,15 +384,26 @@ def calibration_gradient(anchors: Tensor, weight: Tensor, bias: Tensor | None) -
     return gradients if bias is None else [*gradients, error.sum(-2)]
 
 
-def adam_step(
-    parameter: Tensor, gradient: Tensor, first: Tensor, second: Tensor, step: int, lr: float,
-    betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-) -> None:  # fmt: skip
-    """One step of Adam (Kingma and Ba 2015), in place."""
-    first.lerp_(gradient, 1 - betas[0])
-    second.mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])
-    scale = lr / (1 - betas[0] ** step)
-    parameter.addcdiv_(first, (second.sqrt() / (1 - betas[1] ** step) ** 0.5).add_(eps), value=-scale)
+def weighted_squares(features: Tensor, anchors: Tensor, weights: Tensor | float) -> Tensor:
+    """Σ_b w_b ‖h_b − a_b‖² over the samples of a batch; features and anchors ``[…, B, d]``, weights ``[…, B]``."""
+    total: Tensor = _WeightedSquares.apply(features, anchors, weights)  # type: ignore[no-untyped-call]
+    return total
+
+
+class _WeightedSquares(torch.autograd.Function):
+    """Σ_b w_b ‖h_b − a_b‖² with its gradient 2 w_b (h_b − a_b) for the features: two small steps instead of ten."""
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, anchors: Tensor, weights: Tensor | float) -> Tensor:
+        difference = features - anchors
+        weighted = difference * (weights.unsqueeze(-1) if isinstance(weights, Tensor) else weights)
+        ctx.save_for_backward(weighted)
+        return (weighted * difference).sum((-2, -1))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (weighted,) = ctx.saved_tensors
+        return weighted * (2 * gradients[0])[..., None, None], None, None
 
 
 def initial_anchors(init: str, classes: int, dim: int, rng: np.random.Generator, name: str = LAST) -> Tensor:

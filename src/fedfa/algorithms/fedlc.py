@@ -49,6 +49,10 @@ class LogitCalibration(Part[LogitCalibrationOptions]):
     options_type = LogitCalibrationOptions
     slot: ClassVar[str | None] = "logit calibration"
 
+    def stacks(self) -> bool:
+        """Yes."""
+        return True
+
     def begin(self, ctx: ClientContext) -> None:
         """The shift of the round: label counts do not change while a client trains."""
         counts = ctx.label_counts.to(torch.promote_types(ctx.model.head.weight.dtype, torch.float32))

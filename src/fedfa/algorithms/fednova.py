@@ -58,6 +58,10 @@ class NormalisedAveraging(Part[NormalisedOptions]):
         "fedprox": "it must know of the proximal term to normalise rightly; set algorithm.fednova.mu instead",
     }
 
+    def stacks(self) -> bool:
+        """Yes."""
+        return True
+
     def check(self, task: Task, roles: Mapping[str, Role]) -> None:
         """The proximal term must contract."""
         if task.local is not None and task.local.lr * self.options.mu >= 1:

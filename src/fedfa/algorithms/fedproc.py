@@ -67,6 +67,10 @@ class PrototypeContrast(Part[PrototypeContrastOptions]):
     options_type = PrototypeContrastOptions
     uses_horizon = True
 
+    def stacks(self) -> bool:
+        """Yes."""
+        return True
+
     def init(self, task: Task, rng: np.random.Generator) -> Tensors:
         """No class has a prototype yet."""
         return no_prototypes(task)
@@ -95,7 +99,7 @@ class PrototypeContrast(Part[PrototypeContrastOptions]):
     def after_step(self, ctx: ClientContext, batch: Batch) -> None:
         """Gather the class features of the forward pass."""
         if self.options.prototypes == "momentum":
-            ctx.scratch[self.name]["features"].add(batch.features, batch.y)
+            ctx.scratch[self.name]["features"].add(batch.features, batch.membership(ctx.num_classes))
 
     def after_epoch(self, ctx: ClientContext) -> None:
         """The average over epochs; a class without prototype has nothing to remember, its latest epoch counts alone."""

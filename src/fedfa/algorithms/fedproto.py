@@ -35,7 +35,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedfa.algorithms.class_features import class_sums
+from fedfa.algorithms.class_features import class_sums, membership
 from fedfa.algorithms.method import AUTHORS_TRAINING, Method
 from fedfa.learning.part import Batch, ClientContext, Options, Part, Role, ServerStep, Task
 from fedfa.learning.sums import WeightedSum
@@ -64,6 +64,10 @@ class Prototypes(Part[PrototypesOptions]):
     name = "fedproto"
     options_type = PrototypesOptions
 
+    def stacks(self) -> bool:
+        """Yes."""
+        return True
+
     def init(self, task: Task, rng: np.random.Generator) -> Tensors:
         """No class has a prototype yet."""
         return no_prototypes(task)
@@ -91,7 +95,7 @@ class Prototypes(Part[PrototypesOptions]):
         if self.options.loss == "sample":
             distance = (known[batch.y] * (batch.features - prototypes[batch.y])).square().mean(-1).mean(-1)
         else:
-            sums, counts = class_sums(batch.features, batch.y, ctx.num_classes)
+            sums, counts = class_sums(batch.features, batch.membership(ctx.num_classes))
             apart = torch.linalg.vector_norm(sums / counts.clamp(min=1) - prototypes, dim=-1, keepdim=True)
             distance = (apart * known * (counts > 0)).sum((-2, -1))
         return loss + self.options.lam * distance
@@ -101,7 +105,7 @@ class Prototypes(Part[PrototypesOptions]):
         if self.options.prototypes != "last-epoch":
             return
         mine = ctx.scratch[self.name]
-        found = class_sums(batch.features.detach(), batch.y, ctx.num_classes)
+        found = class_sums(batch.features.detach(), batch.membership(ctx.num_classes))
         if mine["epoch"] != ctx.epoch:
             mine["epoch"], mine["sums"] = ctx.epoch, found
         else:
@@ -138,7 +142,8 @@ def no_prototypes(task: Task) -> Tensors:
 
 def feature_pass(ctx: ClientContext) -> tuple[Tensor, Tensor]:
     """Class sums and counts over all the client's samples with the network as it is, by one pass over them."""
-    return class_sums(ctx.features(), ctx.labels(), ctx.num_classes)
+    features = ctx.features()
+    return class_sums(features, membership(ctx.labels(), ctx.num_classes, features))
 
 
 def prototype_sum(prototypes: Tensor, counts: Tensor, weights: Literal["count", "uniform"]) -> WeightedSum:

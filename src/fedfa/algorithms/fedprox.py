@@ -40,6 +40,10 @@ class Proximal(Part[ProximalOptions]):
     options_type = ProximalOptions
     needs_shared_model = True
 
+    def stacks(self) -> bool:
+        """Yes."""
+        return True
+
     def begin(self, ctx: ClientContext) -> None:
         """Remember w_t."""
         if self.options.mu:
@@ -53,15 +57,14 @@ class Proximal(Part[ProximalOptions]):
 
 def remember_start(ctx: ClientContext, part: str) -> None:
     """Prepare :func:`pull_to_start` for this client's round."""
-    weights = [parameter.detach() for parameter in ctx.parameters.values()]
-    ctx.scratch.setdefault(part, {}).update(weights=weights, start=laid_out_like(ctx.parameters, ctx.start))
+    ctx.scratch.setdefault(part, {}).update(start=laid_out_like(ctx.parameters, ctx.start))
 
 
 def pull_to_start(ctx: ClientContext, part: str, strength: float) -> None:
     """Add ``strength · (w − w_t)`` to the gradients of the parameters that are trained and shared."""
-    mine = ctx.scratch[part]
-    # Subtracted first: strength·w − strength·w_t would lose the digits in which the two differ.
-    add_to_gradients(ctx.parameters.values(), torch._foreach_sub(mine["weights"], mine["start"]), strength)
+    with torch.no_grad():  # subtracted first: strength·w − strength·w_t would lose the digits in which the two differ
+        difference = torch._foreach_sub(list(ctx.parameters.values()), ctx.scratch[part]["start"])
+    add_to_gradients(ctx.parameters.values(), difference, strength)
 
 
 def laid_out_like(parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> list[Tensor]:

@@ -30,6 +30,7 @@ from torch.nn import functional
 
 from fedfa.algorithms.method import AUTHORS_TRAINING, Method
 from fedfa.learning.part import Batch, ClientContext, Options, Part
+from fedfa.learning.stacking import rows
 from fedfa.learning.sums import WeightedSum
 from fedfa.learning.tensors import clone
 
@@ -53,6 +54,10 @@ class ModelContrast(Part[ModelContrastOptions]):
     options_type = ModelContrastOptions
     needs_shared_model = True
 
+    def stacks(self) -> bool:
+        """Yes."""
+        return True
+
     def begin(self, ctx: ClientContext) -> None:
         """The features of the two fixed models, once per round: they do not change while the client trains."""
         ctx.scratch[self.name] = {"contrast": None}
@@ -71,7 +76,7 @@ class ModelContrast(Part[ModelContrastOptions]):
         contrast: Tensor | None = ctx.scratch[self.name]["contrast"]
         if contrast is None:  # previous = global: both similarities are the same
             return loss + options.mu * math.log(2)
-        each = model_contrastive_loss(batch.features, contrast[..., batch.index, :], options.tau)
+        each = model_contrastive_loss(batch.features, rows(contrast, batch.index), options.tau)
         return loss + options.mu * each.mean(-1)
 
     def contribute(self, ctx: ClientContext) -> Mapping[str, WeightedSum]:

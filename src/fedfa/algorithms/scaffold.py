@@ -68,6 +68,10 @@ class Scaffold(Part[ScaffoldOptions]):
     }
     needs_shared_model = True
 
+    def stacks(self) -> bool:
+        """Yes."""
+        return True
+
     def check(self, task: Task, roles: Mapping[str, Role]) -> None:
         """Option II needs plain gradient steps."""
         if self.options.option == 2 and task.local is not None and task.local.momentum > 0:

@@ -1,27 +1,31 @@
-"""The client's round: the one local training loop of the project.
+"""The client's round: from what the server sent to what it gets back.
 
-Every engine (this process, workers, Ray, Flower) calls :meth:`ClientTrainer.train`; every method acts through the
-recipe's hooks. Neither knows of the other.
+Every engine (this process, workers, Ray, Flower) calls :class:`ClientTrainer`; every method acts through the recipe's
+hooks. Neither knows of the other.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
-from torch import Tensor
-from torch.nn import functional
+from torch import Tensor, nn
 
 from fedfa.errors import ClientError, FedfaError
-from fedfa.learning.part import Batch, ClientContext, LocalTraining, Role
+from fedfa.learning.local_loop import Batches, LocalSteps, Precision, take_local_steps
+from fedfa.learning.optimisers import Sgd
+from fedfa.learning.part import ClientContext, LocalTraining, Role
 from fedfa.learning.random import stream, torch_stream
 from fedfa.learning.recipe import Recipe
+from fedfa.learning.stacking import SideBySide, join, part_of, signature
 from fedfa.learning.sums import Sums
 from fedfa.learning.tensors import PartTensors, Tensors, clone, first_non_finite
 from fedfa.models.split import SplitModel
+from fedfa.models.stacked import StackedModel
 
 MODEL = "model"
 """Under this name a client keeps the tensors of the model whose role is local."""
@@ -74,32 +78,42 @@ class ClientResult:
     """Processor time it took."""
 
 
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True)
+class ClientWork:
+    """A client that is to train: its number, its samples, and what it kept from earlier rounds (not changed)."""
+
+    client: int
+    data: ClientData
+    kept: PartTensors
+
+
 @dataclass
 class ClientTrainer:
-    """Trains clients one after the other with one network, one optimiser and a recipe.
+    """Trains clients with one network, one optimiser and a recipe.
 
     Args:
         model: The network; its weights are overwritten for each client.
         recipe: The method.
         roles: Role of each tensor of the model (see :meth:`Recipe.roles`).
         device: Where to compute.
+        precision: In which numbers the network computes while it trains.
     """
 
     model: SplitModel
     recipe: Recipe
     roles: Mapping[str, Role]
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    precision: Precision = "float32"
 
     def __post_init__(self) -> None:
-        parameters = dict(self.model.module.named_parameters())
-        for name, parameter in parameters.items():
+        for name, parameter in self.model.module.named_parameters():
             parameter.requires_grad_(self.roles[name] is not Role.FROZEN)
-        self.shared_parameters = {name: p for name, p in parameters.items() if self.roles[name] is Role.SHARED}
         self.model.watch(self.recipe.watches)
-        trained = [parameter for parameter in parameters.values() if parameter.requires_grad]
-        # One optimiser for all clients: making one per client costs more than it seems.
-        fused = self.device.type in ("cpu", "cuda") and all(p.is_floating_point() for p in trained)
-        self._optimiser = torch.optim.SGD(trained, lr=0.0, fused=fused)
+        self._alone = self._bench(self.model)
+        self._stacks: dict[int, _Bench] = {}
 
     def train(self, plan: RoundPlan, client: int, data: ClientData, kept: PartTensors) -> ClientResult:
         """One client's part of a round.
@@ -113,50 +127,141 @@ class ClientTrainer:
         Raises:
             ClientError: Anything that goes wrong, with client, round and stage.
         """
-        work = _ClientRound(self, plan, client, data, kept)
+        work = _ClientRound(self, plan, ClientWork(client, data, kept))
+        with torch_stream(plan.seed, "torch", plan.round, client, device=self.device):
+            if plan.survey:
+                return work.guarded(work.survey)
+            work.guarded(work.begin)
+            work.guarded(lambda: self._steps(self._alone, work.ctx, data, [work], work.way))
+            return work.guarded(work.finish)
+
+    def train_stacked(self, plan: RoundPlan, clients: Sequence[ClientWork]) -> list[ClientResult]:
+        """The part of several clients in a round, side by side where they can be; results in the order given.
+
+        Side by side go clients of equal size whose methods prepared the same kinds of things; the others train alone.
+
+        Raises:
+            ClientError: As :meth:`train`; of a fault in common steps, with the first of the clients.
+            NotStackableError: The network has no stacked form.
+        """
+        works = [_ClientRound(self, plan, client) for client in clients]
+        with torch_stream(plan.seed, "torch", plan.round, clients[0].client, device=self.device):
+            groups: dict[object, list[_ClientRound]] = {}
+            for work in works:
+                work.guarded(work.begin)
+                work.began = clone(self.model.state())
+                groups.setdefault((work.data.size, signature(work.ctx.scratch)), []).append(work)
+            results: dict[int, ClientResult] = {}
+            for group in groups.values():
+                states = group[0].guarded(lambda group=group: self._steps_side_by_side(group))  # type: ignore[misc]
+                for work, state in zip(group, states, strict=True):
+                    self.model.load(state)
+                    results[work.client] = work.guarded(work.finish)
+        return [results[work.client] for work in works]
+
+    def _steps_side_by_side(self, group: list[_ClientRound]) -> list[Tensors]:
+        """The local steps of clients that can go together; the weights they end with."""
+        first = group[0]
+        if len(group) == 1:
+            self.model.load(first.began)
+            self._steps(self._alone, first.ctx, first.data, group, first.way)
+            return [clone(self.model.state())]
+        bench = self._stacks.get(len(group))
+        if bench is None:
+            bench = self._stacks[len(group)] = self._bench(StackedModel(self.model, len(group)))
+        model = bench.model
+        assert isinstance(model, StackedModel)
+        model.load_each([work.began for work in group])
+        # What belongs to one client alone is left out: a hook that wants it fails, instead of taking another's.
+        together = replace(
+            first.ctx,
+            client=-1,
+            model=model,
+            parameters=bench.shared,
+            start={},
+            kept={},
+            data=None,
+            label_counts=torch.stack([work.ctx.label_counts for work in group]),
+            scratch=join([work.ctx.scratch for work in group]),
+        )
+        way = LocalSteps()
         try:
-            with torch_stream(plan.seed, "torch", plan.round, client, device=self.device):
-                started = time.process_time()
-                result = work.survey() if plan.survey else work.run()
-                return replace(result, cpu_seconds=time.process_time() - started)
+            self._steps(bench, together, SideBySide([work.data for work in group]), group, way)
+        finally:
+            first.way.stage = way.stage
+        for k, work in enumerate(group):
+            own = part_of(together.scratch, k)
+            work.ctx = replace(work.ctx, scratch=own, steps=together.steps, epoch=together.epoch)
+            work.way.samples, work.way.losses = way.samples, [loss[k] for loss in way.losses]
+        return model.states()
+
+    def _steps(
+        self, bench: _Bench, ctx: ClientContext, data: Batches, works: Sequence[_ClientRound], way: LocalSteps
+    ) -> None:
+        started = time.process_time()
+        shuffles = [stream(work.plan.seed, "shuffle", ctx.round, work.client) for work in works]
+        take_local_steps(ctx, self.recipe, bench.optimiser, data, shuffles, way, self.precision)
+        seconds = time.process_time() - started
+        for work in works:
+            work.cpu_seconds += seconds / len(works)
+
+    def _bench(self, model: SplitModel) -> _Bench:
+        parameters = dict(model.module.named_parameters())
+        return _Bench(
+            model,
+            {name: p for name, p in parameters.items() if self.roles[name] is Role.SHARED},
+            Sgd([parameter for parameter in parameters.values() if parameter.requires_grad]),
+        )
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """A network with what it is trained with."""
+
+    model: SplitModel
+    shared: dict[str, nn.Parameter]
+    optimiser: Sgd
+
+
+class _ClientRound:
+    """One client, one round: what comes before and after the local steps."""
+
+    def __init__(self, trainer: ClientTrainer, plan: RoundPlan, work: ClientWork) -> None:
+        self.trainer, self.plan, self.client, self.data = trainer, plan, work.client, work.data
+        self.kept: PartTensors = {
+            part: {name: value.to(trainer.device) for name, value in clone(tensors).items()}
+            for part, tensors in work.kept.items()
+        }
+        self.way = LocalSteps()
+        self.cpu_seconds = 0.0
+        self.ctx: ClientContext
+        self.began: Tensors
+        """The network after ``begin``, where its local steps do not follow at once."""
+
+    def guarded(self, action: Callable[[], ResultT]) -> ResultT:
+        """Whatever goes wrong becomes an error that names client, round and stage."""
+        try:
+            return action()
         except ClientError:
             raise
         except Exception as error:
             problem = str(error) if isinstance(error, FedfaError) else f"{type(error).__name__}: {error}"
-            raise ClientError(client, plan.round + 1, work.stage, problem) from error
+            raise ClientError(self.client, self.plan.round + 1, self.way.stage, problem) from error
 
-    def reset_optimiser(self, local: LocalTraining) -> torch.optim.SGD:
-        """The optimiser without memory, set to this round's values."""
-        self._optimiser.state.clear()
-        for group in self._optimiser.param_groups:
-            group.update(lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay)
-        return self._optimiser
+    def begin(self) -> None:
+        """Load what was sent, and let the parts prepare."""
+        started = time.process_time()
+        self.ctx = self._context()
+        self.trainer.model.module.train()
+        self._call("begin")
+        self.cpu_seconds += time.process_time() - started
 
-
-class _ClientRound:
-    """One client, one round."""
-
-    def __init__(
-        self, trainer: ClientTrainer, plan: RoundPlan, client: int, data: ClientData, kept: PartTensors
-    ) -> None:
-        self.trainer, self.plan, self.client, self.data = trainer, plan, client, data
-        device = trainer.device
-        self.kept: PartTensors = {
-            part: {name: value.to(device) for name, value in clone(tensors).items()} for part, tensors in kept.items()
-        }
-        self.stage = "preparing"
-        self.losses: list[Tensor] = []
-        self.sample_steps = 0
-
-    def run(self) -> ClientResult:
-        model, recipe, device = self.trainer.model, self.trainer.recipe, self.trainer.device
-        ctx = self._context()
-        model.module.train()
-        self._call("begin", ctx)
-        self._train(ctx)
-        self._call("end", ctx)
-
-        self.stage = "building the update"
+    def finish(self) -> ClientResult:
+        """After the local steps, with the weights they ended with: what goes to the server, and what is kept."""
+        started = time.process_time()
+        model, recipe, device, ctx = self.trainer.model, self.trainer.recipe, self.trainer.device, self.ctx
+        self._call("end")
+        self.way.stage = "building the update"
         state = model.state()
         roles = self.trainer.roles
         ctx.update = {name: state[name] - ctx.start[name] for name in state if roles[name].travels}
@@ -167,21 +272,30 @@ class _ClientRound:
         if local := clone({name: state[name] for name in state if roles[name] is Role.LOCAL}):
             self._refuse_non_finite("its own tensors", local)
             self.kept[MODEL] = local
-        loss = float(torch.stack(self.losses).mean()) if self.losses else None
         if device.type != "cpu":
             sums = {group: entry.cpu() for group, entry in sums.items()}
             self.kept = {part: {n: t.cpu() for n, t in tensors.items()} for part, tensors in self.kept.items()}
-        return ClientResult(self.client, sums, self.kept, ctx.steps, self.sample_steps, loss)
+        losses = torch.stack(self.way.losses).tolist() if self.way.losses else []
+        return ClientResult(
+            client=self.client,
+            sums=sums,
+            kept=self.kept,
+            steps=ctx.steps,
+            sample_steps=self.way.samples,
+            loss=math.fsum(losses) / len(losses) if losses else None,
+            cpu_seconds=self.cpu_seconds + time.process_time() - started,
+        )
 
     def survey(self) -> ClientResult:
         """What the client tells after the last round; nothing is trained, nothing kept anew."""
+        started = time.process_time()
         ctx = self._context()
-        self.stage = "survey"
+        self.way.stage = "survey"
         sums: Sums = {}
         for part in self.trainer.recipe.parts:
             sums.update({f"{part.name}/{group}": entry.cpu() for group, entry in part.survey(ctx).items()})
         self._check_finite(sums)
-        return ClientResult(self.client, sums, {}, 0, 0, None)
+        return ClientResult(self.client, sums, {}, 0, 0, None, time.process_time() - started)
 
     def _context(self) -> ClientContext:
         """Load the round's weights and gather what the hooks may see."""
@@ -196,7 +310,7 @@ class _ClientRound:
             round=plan.round,
             rounds=plan.rounds,
             model=model,
-            parameters=self.trainer.shared_parameters,
+            parameters=self.trainer._alone.shared,
             start=start,
             # The client's own copy: what it does with it is nobody else's business.
             received={
@@ -212,46 +326,10 @@ class _ClientRound:
             data=self.data,
         )
 
-    def _train(self, ctx: ClientContext) -> None:
-        recipe, device, local = self.trainer.recipe, self.trainer.device, ctx.local
-        optimiser = self.trainer.reset_optimiser(local)
-        change_logits, change_loss = recipe.hooks("logits"), recipe.hooks("loss")
-        change_gradient, after_step = recipe.hooks("gradient"), recipe.hooks("after_step")
-        shuffle = stream(self.plan.seed, "shuffle", ctx.round, ctx.client)
-        epochs = local.epochs if local.steps is None else -(-local.steps // max(1, ctx.batches_per_epoch))
-        for epoch in range(epochs):
-            ctx.epoch = epoch
-            order = torch.from_numpy(shuffle.permutation(ctx.size))
-            for number in range(ctx.batches_per_epoch):
-                if ctx.steps == local.steps:
-                    break
-                self.stage = f"local training (epoch {epoch + 1}, batch {number + 1})"
-                index = order[number * local.batch_size : (number + 1) * local.batch_size]
-                x, y = self.data.batch(index)
-                x, y = x.to(device), y.to(device)
-                features, logits = ctx.model(x)
-                batch = Batch(x, y, index, features, logits, ctx.model.outputs)
-                for hook in change_logits:
-                    logits = hook(ctx, batch, logits)
-                loss = functional.cross_entropy(logits, y)
-                for hook in change_loss:
-                    loss = hook(ctx, batch, loss)
-                optimiser.zero_grad(set_to_none=True)
-                loss.backward()  # type: ignore[no-untyped-call]
-                for hook in change_gradient:
-                    hook(ctx, batch)
-                optimiser.step()
-                ctx.steps += 1
-                self.losses.append(loss.detach())
-                self.sample_steps += len(index)
-                for hook in after_step:
-                    hook(ctx, batch)
-            self._call("after_epoch", ctx)
-
-    def _call(self, hook: str, ctx: ClientContext) -> None:
-        self.stage = hook.replace("_", " ")
+    def _call(self, hook: str) -> None:
+        self.way.stage = hook
         for call in self.trainer.recipe.hooks(hook):
-            call(ctx)
+            call(self.ctx)
 
     def _check_finite(self, sums: Sums) -> None:
         for group, entry in sums.items():

@@ -17,8 +17,10 @@ Before the first round: ``adapt`` (the network), ``init`` (server state), ``role
 ``predict``. After the last round, for parts that have one, a survey: ``survey`` on every client, ``conclude`` on the
 server.
 
-Hooks of the client see tensors that may carry one extra leading axis, the clients of a stacked execution. They
-reduce over trailing axes only (``.sum(-1)``, ``.mean(-1)``, ``@``), so one text serves both forms.
+Clients can train side by side, as one network with a leading client axis (:mod:`fedfa.learning.stacking`). Then the
+hooks that run per batch and per epoch see tensors with that axis, and what ``begin`` put into ``ctx.scratch`` has it
+too; if they reduce over trailing axes only (``.sum(-1)``, ``.mean(-1)``, ``@``), one text serves both forms. A part
+whose hooks do says so with ``stacks``. All other hooks are always called for one client.
 """
 
 from __future__ import annotations
@@ -121,6 +123,14 @@ class Batch:
     logits: Tensor
     outputs: Tensors = field(default_factory=dict)
     """Outputs of the modules that parts asked to watch, with their graph."""
+    _membership: Tensor | None = None
+
+    def membership(self, num_classes: int) -> Tensor:
+        """Which sample is of which class, ``[…, B, C]``, as ones and zeros of the features' type; made once."""
+        if self._membership is None:
+            shape = (*self.y.shape, num_classes)
+            self._membership = self.features.new_zeros(shape).scatter_(-1, self.y.unsqueeze(-1), 1)
+        return self._membership
 
 
 @dataclass
@@ -243,6 +253,14 @@ class Part(Generic[OptionsT]):
         # A part's ``options_type`` is its OptionsT; a class variable cannot be declared of that type.
         self.options: OptionsT = options if options is not None else self.options_type()  # type: ignore[assignment]
 
+    def stacks(self) -> bool:
+        """Whether the hooks of batches and epochs work with a leading client axis; not asked if there are none.
+
+        They read and change ``ctx.scratch`` (tensors only, made anew and not views of the network), ``ctx.received``,
+        ``ctx.parameters``, ``ctx.model``, ``ctx.label_counts`` and counters; nothing else of the context.
+        """
+        return False
+
     # -- server, before training ------------------------------------------------------------------------------
     def adapt(self, model: SplitModel, rng: np.random.Generator) -> SplitModel:
         """The network to train, made from the one that was asked for (e.g. with another classifier)."""
@@ -317,9 +335,9 @@ class Part(Generic[OptionsT]):
         """With the total of the survey: set ``server.update`` (empty at first) to change the final model."""
 
 
-HOOKS: tuple[str, ...] = (
-    "begin", "logits", "loss", "gradient", "after_step", "after_epoch", "end", "predict",
-)  # fmt: skip
+STACKED_HOOKS: tuple[str, ...] = ("logits", "loss", "gradient", "after_step", "after_epoch")
+"""Hooks that see several clients at once when clients train side by side."""
+HOOKS: tuple[str, ...] = ("begin", *STACKED_HOOKS, "end", "predict")
 
 
 def overridden(part: Part[Any], hook: str) -> Callable[..., Any] | None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fedfa.errors import RecipeError
-from fedfa.learning.part import HOOKS, Part, Role, Task, overridden
+from fedfa.learning.part import HOOKS, STACKED_HOOKS, Part, Role, Task, overridden
 from fedfa.learning.random import stream
 from fedfa.learning.tensors import PartTensors
 from fedfa.models.split import SplitModel
@@ -60,6 +60,12 @@ class Recipe:
         self.uses_horizon = any(part.uses_horizon for part in self.parts)
         self.surveys = any(part.surveys() for part in self.parts)
         self.pools_data = any(part.pools_data for part in self.parts)
+        self.not_stacking = tuple(
+            part.name
+            for part in self.parts
+            if not part.stacks() and any(overridden(part, hook) is not None for hook in STACKED_HOOKS)
+        )
+        """Parts that can only serve one client at a time."""
         self.watches = tuple(dict.fromkeys(name for part in self.parts for name in part.watches()))
 
     def _check_neighbours(self) -> None:

@@ -1,0 +1,110 @@
+"""SGD and Adam as the local loop needs them: over all tensors in one operation, without the framework around it.
+
+``torch.optim`` looks through its groups, states and hooks at every step, which for small networks takes longer than
+the arithmetic. These call the same kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from fedfa.learning.part import LocalTraining
+
+
+def _one_kernel(tensors: Sequence[Tensor]) -> bool:
+    """Whether torch has an operation that updates all these at once."""
+    return all(t.device.type in ("cpu", "cuda") and t.is_floating_point() for t in tensors)
+
+
+class Sgd:
+    """Plain SGD, with momentum and weight decay; one for all clients and rounds.
+
+    Args:
+        parameters: What is trained.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters: list[Tensor] = list(parameters)
+        self._one_kernel = _one_kernel(self._parameters)
+        self._momenta: dict[Tensor, Tensor] = {}
+        self._lr = self._momentum = self._weight_decay = 0.0
+
+    def reset(self, local: LocalTraining) -> None:
+        """Forget what was, and take this round's values."""
+        self._momenta = {}
+        self._lr, self._momentum, self._weight_decay = local.lr, local.momentum, local.weight_decay
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move every parameter that has a gradient: v ← m v + (g + λ w), w ← w − lr v; v is g + λ w at first."""
+        moved = [parameter for parameter in self._parameters if parameter.grad is not None]
+        if not self._momentum:
+            self._move(moved, [])
+            return
+        moving = [parameter for parameter in moved if parameter in self._momenta]
+        if moving:
+            self._move(moving, [self._momenta[parameter] for parameter in moving])
+        if starting := [parameter for parameter in moved if parameter not in self._momenta]:
+            self._momenta |= {parameter: torch.empty_like(parameter) for parameter in starting}
+            self._move(starting, [self._momenta[parameter] for parameter in starting], first=True)
+
+    def _move(self, parameters: list[Tensor], momenta: list[Tensor], *, first: bool = False) -> None:
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if not gradients:
+            return
+        if self._one_kernel:
+            torch._fused_sgd_(
+                parameters, gradients, momenta, weight_decay=self._weight_decay, momentum=self._momentum, lr=self._lr,
+                dampening=0.0, nesterov=False, maximize=False, is_first_step=first,
+            )  # fmt: skip
+            return
+        steps = gradients
+        if self._weight_decay:
+            steps = list(torch._foreach_add(gradients, parameters, alpha=self._weight_decay))
+        if momenta and first:
+            torch._foreach_copy_(momenta, steps)
+        elif momenta:
+            torch._foreach_mul_(momenta, self._momentum)
+            torch._foreach_add_(momenta, steps)
+        torch._foreach_add_(parameters, momenta or steps, alpha=-self._lr)
+
+
+@dataclass
+class Adam:
+    """Adam (Kingma and Ba 2015) on tensors that are not the network's own, with moments that start at zero."""
+
+    lr: float
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    steps: int = 0
+    first: list[Tensor] = field(default_factory=list)
+    second: list[Tensor] = field(default_factory=list)
+
+    def step(self, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        """Move the parameters, in place."""
+        if not self.first:
+            self.first = [torch.zeros_like(parameter) for parameter in parameters]
+            self.second = [torch.zeros_like(parameter) for parameter in parameters]
+        self.steps += 1
+        (beta1, beta2), count = self.betas, len(parameters)
+        if _one_kernel(parameters):
+            steps = [torch.tensor(float(self.steps), device=parameters[0].device)] * count
+            torch._fused_adam_(
+                parameters, gradients, self.first, self.second, [], steps, lr=self.lr, beta1=beta1, beta2=beta2,
+                weight_decay=0.0, eps=self.eps, amsgrad=False, maximize=False,
+            )  # fmt: skip
+            return
+        scale = self.lr / (1 - beta1**self.steps)
+        for parameter, gradient, first, second in zip(parameters, gradients, self.first, self.second, strict=True):
+            first.lerp_(gradient, 1 - beta1)
+            second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+            parameter.addcdiv_(first, (second.sqrt() / (1 - beta2**self.steps) ** 0.5).add_(self.eps), value=-scale)

@@ -1,0 +1,105 @@
+"""Clients of one cohort side by side: tensors with a leading client axis.
+
+What each client's hooks prepared in ``begin`` is joined tensor by tensor, the local loop runs once for all, and what it
+left is taken apart again for each client's ``end`` and ``contribute``. Only the hooks that run per batch and per epoch
+ever see the client axis.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Hashable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+def signature(value: Any) -> Hashable:
+    """What two clients' values must have in common to be joined: structure, shapes and all that is not a tensor."""
+    if isinstance(value, Tensor):
+        return (tuple(value.shape), value.dtype)
+    if isinstance(value, dict):
+        return tuple((key, signature(item)) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return (type(value), *(signature(item) for item in value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return (type(value), *(signature(item) for item in vars(value).values()))
+    return value if value is None or isinstance(value, bool | int | float | str) else id(value)
+
+
+def join(values: Sequence[Any]) -> Any:
+    """The values of several clients as one: tensors are stacked, containers joined item by item.
+
+    Example:
+        >>> join([{"shift": torch.tensor([1, 2]), "steps": 3}, {"shift": torch.tensor([5, 6]), "steps": 3}])
+        {'shift': tensor([[1, 2],
+                [5, 6]]), 'steps': 3}
+    """
+    first = values[0]
+    if isinstance(first, Tensor):
+        return torch.stack(list(values))
+    if isinstance(first, dict):
+        return {key: join([value[key] for value in values]) for key in first}
+    if isinstance(first, list | tuple):
+        return type(first)(join(items) for items in zip(*values, strict=True))
+    if dataclasses.is_dataclass(first):
+        joined = copy.copy(first)
+        for name in vars(first):
+            setattr(joined, name, join([getattr(value, name) for value in values]))
+        return joined
+    return first
+
+
+def part_of(value: Any, client: int) -> Any:
+    """One client's share of a joined value; tensors are views."""
+    if isinstance(value, Tensor):
+        return value[client]
+    if isinstance(value, dict):
+        return {key: part_of(item, client) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(part_of(item, client) for item in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        own = copy.copy(value)
+        for name in vars(value):
+            setattr(own, name, part_of(getattr(value, name), client))
+        return own
+    return value
+
+
+def rows(values: Tensor, index: Tensor) -> Tensor:
+    """The rows ``[…, B, d]`` of ``[…, n, d]`` at positions ``[…, B]``.
+
+    Example:
+        >>> rows(torch.tensor([[[1], [2]], [[3], [4]]]), torch.tensor([[1], [0]])).flatten().tolist()
+        [2, 3]
+    """
+    if index.dim() == 1:
+        return values[index]
+    return values[torch.arange(len(index), device=index.device).unsqueeze(1), index]
+
+
+class _Samples(Protocol):
+    @property
+    def size(self) -> int: ...
+
+    def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+class SideBySide:
+    """The samples of several clients of one size, prepared for the network once.
+
+    Args:
+        each: The clients' samples.
+    """
+
+    def __init__(self, each: Sequence[_Samples]) -> None:
+        everything = torch.arange(each[0].size)
+        inputs, labels = zip(*(samples.batch(everything) for samples in each), strict=True)
+        self._inputs, self._labels = torch.stack(inputs), torch.stack(labels)
+        self._client = torch.arange(len(each)).unsqueeze(1)
+
+    def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs ``[K, B, …]`` and labels ``[K, B]`` at positions ``[K, B]``."""
+        return self._inputs[self._client, positions], self._labels[self._client, positions]

@@ -1,0 +1,222 @@
+"""Several networks of one kind as one: every tensor gets a leading axis, one entry per network.
+
+Small networks leave a processor idle: what a step costs is Python and the start of each operation, not arithmetic. With
+the networks of K clients in one, an operation is started once instead of K times. The layers of a network are replaced
+by layers that do the same for K weights at once; the network's own ``forward`` is used as it is.
+
+Vectors pass as ``[K, B, d]``. Images pass as ``[B, K·C, H, W]``, so that a convolution in K groups serves K networks.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedfa.errors import ModelError
+from fedfa.models.split import SplitModel
+
+_SAME_FOR_EACH = (
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardtanh,
+    nn.Identity, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d,
+)  # fmt: skip
+"""Layers without weights that treat each element or each channel alone."""
+
+_SMALL_PRODUCT = 400
+"""On a CPU torch multiplies stacks of matrices below this size by a loop of its own, which adds in another order."""
+
+
+class NotStackableError(ModelError):
+    """The network has a layer of which no stacked form is known; it is trained one client at a time."""
+
+
+class StackedModel(SplitModel):
+    """K networks of one kind as one. Called with inputs ``[K, B, …]``, it returns features and logits ``[K, B, …]``.
+
+    Args:
+        model: The network to have K times.
+        clients: K.
+
+    Raises:
+        NotStackableError: A layer has no stacked form, or the network does not compute the same when it is stacked.
+    """
+
+    def __init__(self, model: SplitModel, clients: int) -> None:
+        images = any(isinstance(layer, nn.Conv2d) for layer in model.module.modules())
+        stacked = _stacked(model.module, clients, images, "")
+        originals = dict(model.module.named_parameters())
+        parameters = dict(stacked.named_parameters())
+        if parameters.keys() != originals.keys():
+            tied = ", ".join(sorted(parameters.keys() ^ originals.keys()))
+            raise NotStackableError(f"no stacked form of weights that two layers share ({tied})")
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(originals[name].requires_grad)
+        super().__init__(stacked, model.head_name)
+        self.clients, self._images = clients, images
+        if model.example is not None:
+            _refuse_if_different(self, model, model.example)
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Features and logits of one batch for each network."""
+        return super().__call__(_as_groups(x) if self._images else x)
+
+    def load_each(self, states: Sequence[Mapping[str, Tensor]]) -> None:
+        """Copy the tensors of K networks into this one."""
+        with torch.no_grad():
+            for name, value in self.state().items():
+                torch.stack([state[name] for state in states], out=value)
+
+    def states(self) -> list[dict[str, Tensor]]:
+        """The tensors of each network: views of the live ones."""
+        split = {name: value.unbind(0) for name, value in self.state().items()}
+        return [{name: values[k] for name, values in split.items()} for k in range(self.clients)]
+
+
+def _as_groups(x: Tensor) -> Tensor:
+    """Images ``[K, B, C, H, W]`` as ``[B, K·C, H, W]``."""
+    return x.transpose(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last)
+
+
+def _stacked(layer: nn.Module, clients: int, images: bool, name: str) -> nn.Module:
+    """The layer's stacked form, its parts included."""
+    made: nn.Module
+    if type(layer) is nn.Linear:
+        made = StackedLinear(layer, clients)
+    elif type(layer) is nn.Conv2d:
+        made = _StackedConvolution(layer, clients)
+    elif type(layer) is nn.GroupNorm:
+        made = _StackedGroupNorm(layer, clients)
+    elif type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
+        made = _StackedFlatten(clients, images)
+    elif type(layer) in _SAME_FOR_EACH:
+        made = copy.deepcopy(layer)
+    elif next(layer.children(), None) is not None and not _has_own_tensors(layer):
+        made = copy.copy(layer)
+        made._modules = {n: m and _stacked(m, clients, images, f"{name}.{n}") for n, m in layer._modules.items()}
+    else:
+        raise NotStackableError(f"no stacked form of {type(layer).__name__} ({name.strip('.') or 'the network'})")
+    made._forward_hooks, made._forward_pre_hooks = OrderedDict(), OrderedDict()  # they belong to the original
+    return made
+
+
+def _has_own_tensors(layer: nn.Module) -> bool:
+    return bool(layer._parameters or layer._buffers)
+
+
+def _repeated(tensor: Tensor | None, clients: int) -> nn.Parameter | None:
+    return None if tensor is None else nn.Parameter(tensor.detach().expand(clients, *tensor.shape).contiguous())
+
+
+class StackedLinear(nn.Linear):
+    """K linear layers: ``[K, B, in]`` to ``[K, B, out]``."""
+
+    def __init__(self, layer: nn.Linear, clients: int) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        weight = _repeated(layer.weight, clients)
+        assert weight is not None
+        self.weight = weight
+        self.register_parameter("bias", _repeated(layer.bias, clients))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sum x Wᵀ + b, for each."""
+        result: Tensor = _LinearProducts.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        return result
+
+
+class _LinearProducts(torch.autograd.Function):
+    """x Wᵀ + b for K layers, by the products that torch makes for one layer, so that each gets the same bits."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _products(x, weight.mT, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        (gradient,) = gradients
+        x, weight = ctx.saved_tensors
+        for_x, for_weight, for_bias = ctx.needs_input_grad
+        return (
+            _products(gradient, weight) if for_x else None,
+            _products(gradient.mT, x) if for_weight else None,
+            gradient.sum(1) if for_bias else None,
+        )
+
+
+def _products(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+    """K matrix products; each the same, bit for bit, as the product of its two matrices alone."""
+    rows, inner, columns = left.shape[-2], left.shape[-1], right.shape[-1]
+    if rows * inner * columns >= _SMALL_PRODUCT or left.device.type != "cpu":
+        return torch.bmm(left, right) if bias is None else torch.baddbmm(bias.unsqueeze(1), left, right)
+    result = left.new_empty(len(left), rows, columns)
+    for k, (one, other, out) in enumerate(zip(left, right, result, strict=True)):
+        torch.mm(one, other, out=out) if bias is None else torch.addmm(bias[k], one, other, out=out)
+    return result
+
+
+class _StackedConvolution(nn.Module):
+    def __init__(self, layer: nn.Conv2d, clients: int) -> None:
+        super().__init__()
+        if layer.padding_mode != "zeros":
+            raise NotStackableError(f"no stacked form of a convolution with padding_mode={layer.padding_mode!r}")
+        self.weight = _repeated(layer.weight, clients)
+        self.bias = _repeated(layer.bias, clients)
+        self.how = (layer.stride, layer.padding, layer.dilation, layer.groups * clients)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.weight is not None
+        bias = None if self.bias is None else self.bias.flatten()
+        return functional.conv2d(x, self.weight.flatten(0, 1), bias, *self.how)  # type: ignore[arg-type]
+
+
+class _StackedGroupNorm(nn.Module):
+    def __init__(self, layer: nn.GroupNorm, clients: int) -> None:
+        super().__init__()
+        self.clients, self.groups, self.eps = clients, layer.num_groups, layer.eps
+        self.weight, self.bias = _repeated(layer.weight, clients), _repeated(layer.bias, clients)
+
+    def forward(self, x: Tensor) -> Tensor:
+        vectors = x.dim() == 3  # [K, B, d]; as [B, K·d] the groups of K networks lie side by side
+        channels = x.transpose(0, 1).flatten(1) if vectors else x
+        weight, bias = (None if p is None else p.flatten() for p in (self.weight, self.bias))
+        normed = functional.group_norm(channels, self.clients * self.groups, weight, bias, self.eps)
+        return normed.view(len(normed), self.clients, -1).transpose(0, 1) if vectors else normed
+
+
+class _StackedFlatten(nn.Module):
+    def __init__(self, clients: int, images: bool) -> None:
+        super().__init__()
+        self.clients, self.images = clients, images
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.images:
+            return x.flatten(2)
+        return x.reshape(len(x), self.clients, -1).transpose(0, 1)
+
+
+def _refuse_if_different(stacked: StackedModel, model: SplitModel, example: Tensor) -> None:
+    """Whether each of K different networks computes what it computes alone."""
+    own = {name: value.clone() for name, value in model.state().items()}
+    factors = [1 + k / stacked.clients for k in range(stacked.clients)]
+    inputs = example.to(next(iter(own.values())).device)
+    try:
+        states = [{n: v * f if v.is_floating_point() else v for n, v in own.items()} for f in factors]
+        stacked.load_each(states)
+        with torch.no_grad():
+            together = stacked(inputs.expand(stacked.clients, *inputs.shape))
+            for k, state in enumerate(states):
+                model.load(state)
+                for one, all_ in zip(model(inputs), together, strict=True):
+                    torch.testing.assert_close(one, all_[k], rtol=1e-4, atol=1e-4)
+    except (RuntimeError, AssertionError, ValueError, IndexError) as error:
+        raise NotStackableError(
+            f"{type(model.module).__name__} does not compute the same when stacked: {str(error).splitlines()[0]}"
+        ) from error
+    finally:
+        model.load(own)
