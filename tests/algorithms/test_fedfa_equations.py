@@ -23,6 +23,7 @@ from fedfa.algorithms.fedfa import (
     Calibration,
     CalibrationOptions,
     calibration_gradient,
+    calibration_samples,
     initial_anchors,
 )
 from fedfa.errors import FedfaError, RecipeError
@@ -120,10 +121,15 @@ class TestAnchorLoss:
 
 
 # -- eq. 5: the calibration -----------------------------------------------------------------------------------------
+def gradients_of_eq_5(anchors: Tensor, weight: Tensor, bias: Tensor | None) -> list[Tensor]:
+    found = calibration_gradient(calibration_samples(anchors, bias), weight, bias)
+    return [found] if bias is None else [found[..., :-1], found[..., -1]]
+
+
 class TestCalibrationGradient:
     def test_classifier_of_zeros(self) -> None:
         """P is ½ everywhere, so (P − I) / C = [[−¼, ¼], [¼, −¼]]; A is the identity; the bias' columns add up to 0."""
-        weight, bias = calibration_gradient(UNIT, torch.zeros(2, 2).double(), torch.zeros(2).double())
+        weight, bias = gradients_of_eq_5(UNIT, torch.zeros(2, 2).double(), torch.zeros(2).double())
         assert_close(weight, numbers([-0.25, 0.25], [0.25, -0.25]))
         assert_close(bias, numbers(0.0, 0.0))
 
@@ -132,7 +138,7 @@ class TestCalibrationGradient:
 
         Weight: row z is Σ_c error_cz · a_c, i.e. the transpose: [[−⅛, ⅜], [⅛, −⅜]]. Bias: the columns' sums, (¼, −¼).
         """
-        weight, bias = calibration_gradient(UNIT, torch.zeros(2, 2).double(), numbers(log(3), 0.0))
+        weight, bias = gradients_of_eq_5(UNIT, torch.zeros(2, 2).double(), numbers(log(3), 0.0))
         assert_close(weight, numbers([-1 / 8, 3 / 8], [1 / 8, -3 / 8]))
         assert_close(bias, numbers(0.25, -0.25))
 
@@ -142,7 +148,7 @@ class TestCalibrationGradient:
         (P − I) / 2 = [[−⅛, ⅛], [¼, −¼]]; its transpose times A = [[−¼, ¼], [¼, −¼]].
         """
         anchors = numbers([2.0, 0.0], [0.0, 1.0])
-        gradients = calibration_gradient(anchors, numbers([log(3) / 2, 0.0], [0.0, 0.0]), None)
+        gradients = gradients_of_eq_5(anchors, numbers([log(3) / 2, 0.0], [0.0, 0.0]), None)
         assert len(gradients) == 1
         assert_close(gradients[0], numbers([-0.25, 0.25], [0.25, -0.25]))
 
@@ -155,7 +161,7 @@ class TestCalibrationGradient:
         parameters = [p.clone().requires_grad_() for p in ([weight, bias] if with_bias else [weight])]
         loss = torch.nn.functional.cross_entropy(torch.nn.functional.linear(anchors, *parameters), torch.arange(4))
         expected = torch.autograd.grad(loss, parameters)
-        found = calibration_gradient(anchors, weight, bias if with_bias else None)
+        found = gradients_of_eq_5(anchors, weight, bias if with_bias else None)
         assert_close(found, list(expected), rtol=1e-12, atol=1e-14)
 
     def test_clients_stacked_along_a_leading_axis(self) -> None:
@@ -163,9 +169,9 @@ class TestCalibrationGradient:
         weight = torch.randn(2, 3, 5, generator=draw, dtype=torch.float64)
         bias = torch.randn(2, 3, generator=draw, dtype=torch.float64)
         anchors = torch.randn(3, 5, generator=draw, dtype=torch.float64)
-        both = calibration_gradient(anchors, weight, bias)
+        both = gradients_of_eq_5(anchors, weight, bias)
         for client in range(2):
-            alone = calibration_gradient(anchors, weight[client], bias[client])
+            alone = gradients_of_eq_5(anchors, weight[client], bias[client])
             assert_close([both[0][client], both[1][client]], alone)
 
 

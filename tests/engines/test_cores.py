@@ -96,7 +96,7 @@ def test_the_setting_decides(blobs: DataSet, monkeypatch: pytest.MonkeyPatch) ->
     assert engine_of(prepare(small(), data=blobs)) is LocalEngine, "a toy must not start processes"
     assert engine_of(prepare(small(engine={"workers": 1}, rounds=100_000), data=blobs)) is LocalEngine
     assert engine_of(prepare(small(engine={"workers": 2}), data=blobs)) is WorkersEngine
-    assert engine_of(prepare(small(rounds=100_000), data=blobs)) is WorkersEngine
+    assert engine_of(prepare(small(rounds=100_000, engine={"execution": "each"}), data=blobs)) is WorkersEngine
     assert engine_of(prepare(small("centralised", rounds=100_000), data=blobs)) is LocalEngine, "it has one client"
 
 

@@ -10,9 +10,13 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from fedfa.learning.part import Batch
 from fedfa.learning.tensors import Tensors
+from fedfa.models.products import product
+
+WAITING = 32
+"""Batches whose features wait to be added up together."""
 
 
 @dataclass
@@ -32,9 +36,11 @@ class ClassFeatures:
     class_mean: Literal["batch", "exact"] = "exact"
     average: Literal["two-epochs", "running"] = "running"
     epoch: Tensors = field(init=False)
-    """Sums (or means) of this epoch, and counts."""
+    """Sums (or sums of batch means) of this epoch, and counts."""
     batches: int = field(init=False)
     """Batches of this epoch so far."""
+    waiting: list[tuple[Tensor, Tensor, Tensor]] = field(init=False)
+    """Features and labels of batches that have not been added yet, with the batch's samples of each one's class."""
     previous: Tensor = field(init=False)
     """m^(k−1)"""
     averaged: Tensor = field(init=False)
@@ -45,20 +51,33 @@ class ClassFeatures:
         self._clear()
 
     def _clear(self) -> None:
-        self.batches = 0
+        self.batches, self.waiting = 0, []
         self.epoch = {"sum": torch.zeros_like(self.start), "count": torch.zeros_like(self.start[..., :1])}
 
-    def add(self, features: Tensor, membership: Tensor) -> None:
-        """Take in the features of a batch (eq. 6), with the class each belongs to (see ``Batch.membership``)."""
-        sums, counts = class_sums(features.detach(), membership)
-        if self.class_mean == "batch":
-            sums = sums / counts.clamp(min=1)
-        self.epoch["sum"] += sums
-        self.epoch["count"] += counts
+    def add(self, features: Tensor, batch: Batch) -> None:
+        """Take in the features of a batch (eq. 6)."""
+        self.waiting.append((features.detach(), batch.y, batch.same_class))
         self.batches += 1
+        if len(self.waiting) == WAITING:
+            self.add_up()
+
+    def add_up(self) -> None:
+        """Add what is waiting: one product for many batches takes less time than one for each."""
+        if not self.waiting:
+            return
+        features, y, same_class = (
+            torch.cat(values, -2 if n == 0 else -1) for n, values in enumerate(zip(*self.waiting, strict=True))
+        )
+        self.waiting = []
+        member = membership(y, self.start.shape[-2], features)
+        self.epoch["count"] += member.sum(-2).unsqueeze(-1)
+        if self.class_mean == "batch":  # a sum of batch means
+            member = member / same_class.unsqueeze(-1)
+        self.epoch["sum"] += product(member.mT, features)
 
     def end_epoch(self, *, remember: bool = True) -> None:
         """The average over epochs (eq. 7); with ``remember=False`` it is the features of this epoch alone."""
+        self.add_up()
         if self.class_mean == "batch":
             mean = self.epoch["sum"] / max(1, self.batches)  # the batches there were: fewer if the steps are limited
         else:  # a class not met in this epoch (possible with drop_last) says nothing new
@@ -77,9 +96,9 @@ def class_sums(features: Tensor, membership: Tensor) -> tuple[Tensor, Tensor]:
         features: ``[…, N, d]``.
         membership: Ones and zeros, which sample is of which class, ``[…, N, C]``.
     """
-    return membership.mT @ features, membership.sum(-2).unsqueeze(-1)
+    return product(membership.mT, features), membership.sum(-2).unsqueeze(-1)
 
 
 def membership(y: Tensor, classes: int, like: Tensor) -> Tensor:
     """Labels ``[…, N]`` as ones and zeros ``[…, N, C]`` of another tensor's type."""
-    return functional.one_hot(y, classes).to(like.dtype)
+    return like.new_zeros((*y.shape, classes)).scatter_(-1, y.unsqueeze(-1), 1)

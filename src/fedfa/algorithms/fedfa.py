@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ from fedfa.learning.part import Batch, ClientContext, Options, Part, Role, Serve
 from fedfa.learning.sums import WeightedSum
 from fedfa.learning.tensors import Tensors, first_non_finite
 from fedfa.messages import nearest
+from fedfa.models.products import product
 from fedfa.models.split import SplitModel
 
 INITIALISATIONS = ("orthogonal", "random", "etf", "fedavg")
@@ -173,24 +174,22 @@ class Anchors(Part[AnchorsOptions]):
         """Supervised loss + μ · anchor loss (eq. 4)."""
         if anchors_in_use(ctx) is None or self.options.mu == 0:
             return loss
+        received, weight = ctx.received[self.name], self.options.mu
+        distance: Tensor | None = None
         for name, features in self._aligned(batch).items():
-            anchors = ctx.received[self.name][name][batch.y]
-            loss = loss + weighted_squares(features, anchors, self._weights(ctx, batch))
-        return loss
-
-    def _weights(self, ctx: ClientContext, batch: Batch) -> Tensor | float:
-        """What ‖h − a_y‖² of each sample counts (eq. 3), times μ (eq. 4)."""
+            difference = features - functional.embedding(batch.y, received[name])
+            square = difference.square().sum(-1)  # ‖h − a_y‖² of each sample (eq. 3)
+            distance = square if distance is None else distance + square
+        assert distance is not None
         if self.options.loss == "sample":
-            return self.options.mu / batch.y.shape[-1]
-        member = batch.membership(ctx.num_classes)
-        of_my_class = (member @ member.sum(-2).unsqueeze(-1)).squeeze(-1)  # samples of the batch, for each sample
-        return self.options.mu / ctx.num_classes / of_my_class
+            return torch.add(loss, distance.mean(-1), alpha=weight)
+        return torch.add(loss, (distance / batch.same_class).sum(-1), alpha=weight / ctx.num_classes)
 
     def after_step(self, ctx: ClientContext, batch: Batch) -> None:
         """Accumulate the class features of the forward pass (eq. 6)."""
         if self.options.update:
             for name, features in self._aligned(batch).items():
-                ctx.scratch[self.name][name].add(features, batch.membership(ctx.num_classes))
+                ctx.scratch[self.name][name].add(features, batch)
 
     def after_epoch(self, ctx: ClientContext) -> None:
         """The average over epochs (eq. 7)."""
@@ -249,7 +248,8 @@ class Calibration(Part[CalibrationOptions]):
 
     def begin(self, ctx: ClientContext) -> None:
         """Perhaps calibrate; Adam starts fresh in each client's round."""
-        ctx.scratch[self.name] = {"adam": Adam(self.options.lr or 0.001)}
+        samples = calibration_samples(ctx.received[Anchors.name][LAST], ctx.model.head.bias)
+        ctx.scratch[self.name] = {"adam": Adam(self.options.lr or 0.001), "samples": samples}
         self._calibrate_if("before", ctx)
 
     def after_step(self, ctx: ClientContext, batch: Batch) -> None:
@@ -265,21 +265,17 @@ class Calibration(Part[CalibrationOptions]):
         self._calibrate_if("after", ctx)
 
     def _calibrate_if(self, moment: str, ctx: ClientContext) -> None:
-        if self.options.when != moment or (anchors := anchors_in_use(ctx)) is None:
+        if self.options.when != moment or anchors_in_use(ctx) is None:
             return
-        weight, bias = ctx.model.head.weight.data, ctx.model.head.bias
+        mine, head = ctx.scratch[self.name], ctx.model.head
+        weight, bias = head.weight.data, None if head.bias is None else head.bias.data
         for _ in range(self.options.steps):
-            gradients = calibration_gradient(anchors, weight, None if bias is None else bias.data)
-            parameters = [weight] if bias is None else [weight, bias.data]
-            self._move(ctx, parameters, gradients)
-
-    def _move(self, ctx: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
-        if self.options.optimiser == "sgd":
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.sub_(gradient, alpha=self.options.lr or ctx.local.lr)
-            return
-        adam: Adam = ctx.scratch[self.name]["adam"]
-        adam.step(parameters, gradients)
+            direction, rate = calibration_gradient(mine["samples"], weight, bias), self.options.lr or ctx.local.lr
+            if self.options.optimiser == "adam":
+                direction, rate = mine["adam"].step(direction)
+            weight.sub_(direction[..., : weight.shape[-1]], alpha=rate)
+            if bias is not None:
+                bias.sub_(direction[..., -1], alpha=rate)
 
 
 class FinalOptions(Options):
@@ -343,9 +339,12 @@ class FinalCalibration(Part[FinalOptions]):
         names = classifier_names(server, self.name)
         before = [server.model[name].double() for name in names]
         after = [old + server.update.get(name, 0) for name, old in zip(names, before, strict=True)]  # after other parts
+        samples = calibration_samples(anchors, _weight_and_bias(after)[1])
         for _ in range(self.options.steps):
-            for value, gradient in zip(after, calibration_gradient(anchors, *_weight_and_bias(after)), strict=True):
-                value.sub_(gradient, alpha=self.options.lr)
+            gradient = calibration_gradient(samples, *_weight_and_bias(after))
+            after[0].sub_(gradient[:, : anchors.shape[-1]], alpha=self.options.lr)
+            if len(after) > 1:
+                after[1].sub_(gradient[:, -1], alpha=self.options.lr)
         update = {name: new - old for name, new, old in zip(names, after, before, strict=True)}
         if first_non_finite(update) is not None:
             raise RecipeError(f"the last calibration diverged: lower algorithm.final.lr (now {self.options.lr:g})")
@@ -372,38 +371,22 @@ def pooled(output: Tensor) -> Tensor:
     return output.flatten(2).mean(-1) if output.dim() > 2 else output
 
 
-def calibration_gradient(anchors: Tensor, weight: Tensor, bias: Tensor | None) -> list[Tensor]:
-    """Gradient of eq. 5 with respect to the classifier's weight and, if there is one, its bias."""
-    logits = anchors @ weight.mT
-    if bias is not None:
-        logits = logits + bias.unsqueeze(-2)
-    error = logits.softmax(-1)
+def calibration_samples(anchors: Tensor, bias: Tensor | None) -> Tensor:
+    """The samples of eq. 5: the anchors; for a classifier with bias, with one feature more that is always one."""
+    return anchors if bias is None else torch.cat([anchors, torch.ones_like(anchors[..., :1])], -1)
+
+
+def calibration_gradient(samples: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Gradient of eq. 5 with respect to the classifier's weight, ``[…, C, d]``, and as a last column its bias, if any.
+
+    Args:
+        samples: See :func:`calibration_samples`, ``[…, C, d]`` or ``[…, C, d + 1]``.
+        weight: ``[…, C, d]``.
+        bias: ``[…, C]`` or None.
+    """
+    error = product(samples[..., : weight.shape[-1]], weight.mT, bias).softmax(-1)
     error.diagonal(dim1=-2, dim2=-1).sub_(1)
-    error.div_(anchors.shape[-2])
-    gradients = [error.mT @ anchors]
-    return gradients if bias is None else [*gradients, error.sum(-2)]
-
-
-def weighted_squares(features: Tensor, anchors: Tensor, weights: Tensor | float) -> Tensor:
-    """Σ_b w_b ‖h_b − a_b‖² over the samples of a batch; features and anchors ``[…, B, d]``, weights ``[…, B]``."""
-    total: Tensor = _WeightedSquares.apply(features, anchors, weights)  # type: ignore[no-untyped-call]
-    return total
-
-
-class _WeightedSquares(torch.autograd.Function):
-    """Σ_b w_b ‖h_b − a_b‖² with its gradient 2 w_b (h_b − a_b) for the features: two small steps instead of ten."""
-
-    @staticmethod
-    def forward(ctx: Any, features: Tensor, anchors: Tensor, weights: Tensor | float) -> Tensor:
-        difference = features - anchors
-        weighted = difference * (weights.unsqueeze(-1) if isinstance(weights, Tensor) else weights)
-        ctx.save_for_backward(weighted)
-        return (weighted * difference).sum((-2, -1))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (weighted,) = ctx.saved_tensors
-        return weighted * (2 * gradients[0])[..., None, None], None, None
+    return product(error.mT, samples).div_(samples.shape[-2])
 
 
 def initial_anchors(init: str, classes: int, dim: int, rng: np.random.Generator, name: str = LAST) -> Tensor:

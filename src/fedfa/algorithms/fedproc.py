@@ -44,6 +44,7 @@ from fedfa.algorithms.method import AUTHORS_TRAINING, Method
 from fedfa.learning.part import Batch, ClientContext, Options, Part, ServerStep, Task
 from fedfa.learning.sums import WeightedSum
 from fedfa.learning.tensors import Tensors
+from fedfa.models.products import product
 
 
 class PrototypeContrastOptions(Options):
@@ -99,13 +100,14 @@ class PrototypeContrast(Part[PrototypeContrastOptions]):
     def after_step(self, ctx: ClientContext, batch: Batch) -> None:
         """Gather the class features of the forward pass."""
         if self.options.prototypes == "momentum":
-            ctx.scratch[self.name]["features"].add(batch.features, batch.membership(ctx.num_classes))
+            ctx.scratch[self.name]["features"].add(batch.features, batch)
 
     def after_epoch(self, ctx: ClientContext) -> None:
         """The average over epochs; a class without prototype has nothing to remember, its latest epoch counts alone."""
         if self.options.prototypes == "momentum":
             mine = ctx.scratch[self.name]
             features: ClassFeatures = mine["features"]
+            features.add_up()
             mine["met"] = mine["met"] | (features.epoch["count"] > 0)
             features.end_epoch()
             features.averaged = torch.where(ctx.received[self.name]["known"] > 0, features.averaged, features.previous)
@@ -140,7 +142,7 @@ def prototype_contrastive_loss(features: Tensor, y: Tensor, directions: Tensor, 
         known: Which of them exist, ``[C, 1]``; at least one.
         tau: τ.
     """
-    similarity = functional.normalize(features, dim=-1, eps=1e-8) @ directions.mT / tau
+    similarity = product(functional.normalize(features, dim=-1, eps=1e-8), directions.mT) / tau
     similarity = similarity.masked_fill(known.mT == 0, -torch.inf)
     each = -similarity.log_softmax(-1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
     return torch.where(known[y].squeeze(-1) > 0, each, 0.0)

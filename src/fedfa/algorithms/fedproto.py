@@ -95,7 +95,7 @@ class Prototypes(Part[PrototypesOptions]):
         if self.options.loss == "sample":
             distance = (known[batch.y] * (batch.features - prototypes[batch.y])).square().mean(-1).mean(-1)
         else:
-            sums, counts = class_sums(batch.features, batch.membership(ctx.num_classes))
+            sums, counts = class_sums(batch.features, membership(batch.y, ctx.num_classes, batch.features))
             apart = torch.linalg.vector_norm(sums / counts.clamp(min=1) - prototypes, dim=-1, keepdim=True)
             distance = (apart * known * (counts > 0)).sum((-2, -1))
         return loss + self.options.lam * distance
@@ -105,7 +105,7 @@ class Prototypes(Part[PrototypesOptions]):
         if self.options.prototypes != "last-epoch":
             return
         mine = ctx.scratch[self.name]
-        found = class_sums(batch.features.detach(), batch.membership(ctx.num_classes))
+        found = class_sums(batch.features.detach(), membership(batch.y, ctx.num_classes, batch.features))
         if mine["epoch"] != ctx.epoch:
             mine["epoch"], mine["sums"] = ctx.epoch, found
         else:

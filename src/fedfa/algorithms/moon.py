@@ -98,7 +98,9 @@ def model_contrastive_loss(features: Tensor, contrast: Tensor, tau: float) -> Te
         tau: τ.
     """
     direction = functional.normalize(features, dim=-1, eps=ZERO_FEATURES)
-    return functional.softplus((direction * contrast).sum(-1) / tau)
+    difference = (direction * contrast).sum(-1) / tau
+    # log(1 + exp(x)) as a softmax of (0, x): row by row, so that no sample's last digit depends on how many there are.
+    return -functional.pad(difference.unsqueeze(-1), (1, 0)).log_softmax(-1)[..., 0]
 
 
 MOON = Method(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from fedfa.learning.client import ClientResult, RoundPlan
 from fedfa.learning.evaluate import Evaluation
@@ -17,6 +17,8 @@ class Engine(Protocol):
         self, plan: RoundPlan, clients: Sequence[int], kept: Callable[[int], PartTensors]
     ) -> Iterator[ClientResult]:
         """Train these clients; results come in the given order, so that sums do not depend on who was faster.
+
+        An engine whose clients can fail (a network) may go on without some of them, or with others in their place.
 
         Args:
             plan: What all clients receive.
@@ -32,6 +34,12 @@ class Engine(Protocol):
             received: What a client would receive of each part's state (prototypes that classify …).
             client: Whose model it is; then only the test samples of the domains this client has data of count.
         """
+
+    def evaluate_each(self, models: Mapping[int, Tensors], received: PartTensors) -> dict[int, Evaluation]:
+        """Evaluate clients' own models, each as :meth:`evaluate` does."""
+
+    def remarks(self) -> dict[str, Any]:
+        """What the engine has to add to the record of the round that just ended."""
 
     def close(self) -> None:
         """Let go of processes and memory."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedfa.errors import ClientError, FedfaError
-from fedfa.learning.local_loop import Batches, LocalSteps, Precision, take_local_steps
+from fedfa.learning.local_loop import Batches, LocalSteps, take_local_steps
 from fedfa.learning.optimisers import Sgd
 from fedfa.learning.part import ClientContext, LocalTraining, Role
 from fedfa.learning.random import stream, torch_stream
@@ -99,14 +99,12 @@ class ClientTrainer:
         recipe: The method.
         roles: Role of each tensor of the model (see :meth:`Recipe.roles`).
         device: Where to compute.
-        precision: In which numbers the network computes while it trains.
     """
 
     model: SplitModel
     recipe: Recipe
     roles: Mapping[str, Role]
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    precision: Precision = "float32"
 
     def __post_init__(self) -> None:
         for name, parameter in self.model.module.named_parameters():
@@ -200,7 +198,7 @@ class ClientTrainer:
     ) -> None:
         started = time.process_time()
         shuffles = [stream(work.plan.seed, "shuffle", ctx.round, work.client) for work in works]
-        take_local_steps(ctx, self.recipe, bench.optimiser, data, shuffles, way, self.precision)
+        take_local_steps(ctx, self.recipe, bench.optimiser, data, shuffles, way)
         seconds = time.process_time() - started
         for work in works:
             work.cpu_seconds += seconds / len(works)

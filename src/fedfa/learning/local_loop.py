@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,11 +17,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedfa.learning.optimisers import Sgd
-from fedfa.learning.part import Batch, ClientContext
+from fedfa.learning.part import Batch, ClientContext, Precision
 from fedfa.learning.recipe import Recipe
-
-Precision = Literal["float32", "bfloat16"]
-"""In which numbers networks compute while they train. Weights, hooks, sums and evaluations are as exact in both."""
 
 
 class Batches(Protocol):
@@ -50,7 +47,6 @@ def take_local_steps(
     data: Batches,
     shuffles: Sequence[np.random.Generator],
     way: LocalSteps,
-    precision: Precision = "float32",
 ) -> None:
     """All epochs of local training, with the recipe's hooks.
 
@@ -61,7 +57,6 @@ def take_local_steps(
         data: The samples.
         shuffles: The stream that orders the samples; one for each client where there are several.
         way: Told where the loop is, and what it met.
-        precision: See :data:`Precision`.
     """
     device, local = ctx.label_counts.device, ctx.local
     change_logits, change_loss = recipe.hooks("logits"), recipe.hooks("loss")
@@ -80,10 +75,11 @@ def take_local_steps(
             index = order[..., number * local.batch_size : (number + 1) * local.batch_size]
             x, y = data.batch(index)
             x, y = x.to(device), y.to(device)
-            with _computing_in(precision, device):
+            with _computing_in(local.precision, device):
                 features, logits = ctx.model(x)
-            if precision != "float32":
+            if local.precision != "float32":
                 features, logits = features.float(), logits.float()
+                ctx.model.outputs = {name: output.float() for name, output in ctx.model.outputs.items()}
             batch = Batch(x, y, index, features, logits, ctx.model.outputs)
             for hook in change_logits:
                 logits = hook(ctx, batch, logits)

@@ -7,7 +7,7 @@ the arithmetic. These call the same kernels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -61,10 +61,10 @@ class Sgd:
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if not gradients:
             return
-        if self._one_kernel:
+        if self._one_kernel and not momenta:  # with momentum it rounds as Adam's does, see there
             torch._fused_sgd_(
-                parameters, gradients, momenta, weight_decay=self._weight_decay, momentum=self._momentum, lr=self._lr,
-                dampening=0.0, nesterov=False, maximize=False, is_first_step=first,
+                parameters, gradients, [], weight_decay=self._weight_decay, momentum=0.0, lr=self._lr,
+                dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
             )  # fmt: skip
             return
         steps = gradients
@@ -80,31 +80,25 @@ class Sgd:
 
 @dataclass
 class Adam:
-    """Adam (Kingma and Ba 2015) on tensors that are not the network's own, with moments that start at zero."""
+    """Adam (Kingma and Ba 2015) for one tensor, with moments that start at zero."""
 
     lr: float
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     steps: int = 0
-    first: list[Tensor] = field(default_factory=list)
-    second: list[Tensor] = field(default_factory=list)
+    first: Tensor | None = None
+    second: Tensor | None = None
 
-    def step(self, parameters: list[Tensor], gradients: list[Tensor]) -> None:
-        """Move the parameters, in place."""
-        if not self.first:
-            self.first = [torch.zeros_like(parameter) for parameter in parameters]
-            self.second = [torch.zeros_like(parameter) for parameter in parameters]
+    def step(self, gradient: Tensor) -> tuple[Tensor, float]:
+        """Take in a gradient; a direction and a rate: the parameter moves by minus their product."""
+        # Not torch's one kernel for all of it: it rounds the last few elements of a tensor otherwise than those
+        # before, so clients that are stacked would end with other bits than alone.
+        if self.first is None or self.second is None:
+            self.first, self.second = torch.zeros_like(gradient), torch.zeros_like(gradient)
         self.steps += 1
-        (beta1, beta2), count = self.betas, len(parameters)
-        if _one_kernel(parameters):
-            steps = [torch.tensor(float(self.steps), device=parameters[0].device)] * count
-            torch._fused_adam_(
-                parameters, gradients, self.first, self.second, [], steps, lr=self.lr, beta1=beta1, beta2=beta2,
-                weight_decay=0.0, eps=self.eps, amsgrad=False, maximize=False,
-            )  # fmt: skip
-            return
-        scale = self.lr / (1 - beta1**self.steps)
-        for parameter, gradient, first, second in zip(parameters, gradients, self.first, self.second, strict=True):
-            first.lerp_(gradient, 1 - beta1)
-            second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-            parameter.addcdiv_(first, (second.sqrt() / (1 - beta2**self.steps) ** 0.5).add_(self.eps), value=-scale)
+        beta1, beta2 = self.betas
+        unbiased = (1 - beta2**self.steps) ** 0.5
+        self.first.lerp_(gradient, 1 - beta1)
+        self.second.lerp_(gradient * gradient, 1 - beta2)
+        direction = self.first / self.second.sqrt().add_(self.eps * unbiased)
+        return direction, self.lr * unbiased / (1 - beta1**self.steps)

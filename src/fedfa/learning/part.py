@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -71,6 +71,10 @@ class Role(Enum):
         return self in (Role.SHARED, Role.AVERAGED)
 
 
+Precision = Literal["float32", "bfloat16"]
+"""In which numbers networks compute while they train. Weights, hooks, sums and evaluations are as exact in both."""
+
+
 @dataclass(frozen=True)
 class LocalTraining:
     """How a client trains in one round. ``lr`` is this round's learning rate, decay included."""
@@ -81,6 +85,7 @@ class LocalTraining:
     momentum: float
     weight_decay: float
     drop_last: bool = False
+    precision: Precision = "float32"
     steps: int | None = None
     """Exactly so many optimiser steps, over as many epochs as that takes; left out, ``epochs`` decides."""
 
@@ -123,14 +128,14 @@ class Batch:
     logits: Tensor
     outputs: Tensors = field(default_factory=dict)
     """Outputs of the modules that parts asked to watch, with their graph."""
-    _membership: Tensor | None = None
+    _same_class: Tensor | None = None
 
-    def membership(self, num_classes: int) -> Tensor:
-        """Which sample is of which class, ``[…, B, C]``, as ones and zeros of the features' type; made once."""
-        if self._membership is None:
-            shape = (*self.y.shape, num_classes)
-            self._membership = self.features.new_zeros(shape).scatter_(-1, self.y.unsqueeze(-1), 1)
-        return self._membership
+    @property
+    def same_class(self) -> Tensor:
+        """For each sample, how many samples of the batch are of its class (itself included), ``[…, B]``; made once."""
+        if self._same_class is None:
+            self._same_class = (self.y.unsqueeze(-1) == self.y.unsqueeze(-2)).sum(-1)
+        return self._same_class
 
 
 @dataclass

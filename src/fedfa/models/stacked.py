@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedfa.errors import ModelError
+from fedfa.models.products import product
 from fedfa.models.split import SplitModel
 
 _SAME_FOR_EACH = (
@@ -26,9 +27,6 @@ _SAME_FOR_EACH = (
     nn.Identity, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d,
 )  # fmt: skip
 """Layers without weights that treat each element or each channel alone."""
-
-_SMALL_PRODUCT = 400
-"""On a CPU torch multiplies stacks of matrices below this size by a loop of its own, which adds in another order."""
 
 
 class NotStackableError(ModelError):
@@ -135,7 +133,7 @@ class _LinearProducts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _products(x, weight.mT, bias)
+        return product(x, weight.mT, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -143,21 +141,10 @@ class _LinearProducts(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         for_x, for_weight, for_bias = ctx.needs_input_grad
         return (
-            _products(gradient, weight) if for_x else None,
-            _products(gradient.mT, x) if for_weight else None,
+            product(gradient, weight) if for_x else None,
+            product(gradient.mT, x) if for_weight else None,
             gradient.sum(1) if for_bias else None,
         )
-
-
-def _products(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    """K matrix products; each the same, bit for bit, as the product of its two matrices alone."""
-    rows, inner, columns = left.shape[-2], left.shape[-1], right.shape[-1]
-    if rows * inner * columns >= _SMALL_PRODUCT or left.device.type != "cpu":
-        return torch.bmm(left, right) if bias is None else torch.baddbmm(bias.unsqueeze(1), left, right)
-    result = left.new_empty(len(left), rows, columns)
-    for k, (one, other, out) in enumerate(zip(left, right, result, strict=True)):
-        torch.mm(one, other, out=out) if bias is None else torch.addmm(bias[k], one, other, out=out)
-    return result
 
 
 class _StackedConvolution(nn.Module):

@@ -1,0 +1,278 @@
+"""Clients side by side: the same bits as one by one, chosen only where that is known."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fedfa.data import DataSet
+from fedfa.engines import execution
+from fedfa.engines.execution import Trial
+from fedfa.engines.local import LocalEngine
+from fedfa.errors import ClientError, SettingsError
+from fedfa.learning.stacking import SideBySide, join, part_of, rows, signature
+from fedfa.learning.tensors import PartTensors
+from fedfa.studies.run import run
+from fedfa.studies.settings import Settings
+from fedfa.studies.setup import prepare
+from tests.engines.engine_toys import batch_norm_network, equal_results, laboratory, local_engine, nothing, plan_of
+from tests.learning.learning_toys import toy_data
+from tests.studies.study_toys import assert_same_run, equal_tensors, small
+
+STACKING = [
+    "fedavg", "fedfa", "fedfa+fedlc", "fedfa+fedprox+fedadam", "scaffold", "moon", "fedprox", "feddyn", "fednova",
+    "fedlc", "fedproc", "fedproto", "fedma", "local", "fedfa+ccvr",
+]  # fmt: skip
+
+
+def asked(recipe: str, how: str, **more: Any) -> Settings:
+    return small(recipe, engine={"execution": how, "workers": 1}, data={"clients": 7, "partition": "shards:2"}, **more)
+
+
+@pytest.mark.parametrize("recipe", STACKING)
+def test_the_same_run_bit_for_bit(recipe: str, blobs: DataSet, tmp_path: Path) -> None:
+    """Seven clients of two or three sizes, four in a round: some meet an equal one, some do not; the last batch is
+    smaller. The record and what clients keep are the same too."""
+    for how in ("each", "stacked"):
+        run(asked(recipe, how, rounds=3), tmp_path / how, data=blobs)
+    assert_same_run(tmp_path / "each", tmp_path / "stacked")
+
+
+@pytest.mark.parametrize("variant", ["authors", "paper", "plus"])
+def test_the_same_run_for_fedfa_s_variants(variant: str, blobs: DataSet, tmp_path: Path) -> None:
+    """``authors`` has momentum in the local steps."""
+    for how in ("each", "stacked"):
+        settings = asked("fedfa", how, rounds=3, algorithm={"recipe": "fedfa", "variant": variant})
+        run(settings, tmp_path / how, data=blobs)
+    assert_same_run(tmp_path / "each", tmp_path / "stacked")
+
+
+def test_a_run_can_go_on_with_the_other_execution(blobs: DataSet, tmp_path: Path) -> None:
+    run(asked("fedfa", "each", rounds=4), tmp_path / "whole", data=blobs)
+    run(asked("fedfa", "stacked", rounds=2), tmp_path / "parts", data=blobs)
+    run(asked("fedfa", "each", rounds=4), tmp_path / "parts", data=blobs, resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_results_come_in_the_order_of_the_cohort_and_do_not_depend_on_the_company(blobs: DataSet) -> None:
+    lab = laboratory("fedfa", blobs)
+    engine, plan = local_engine(lab), plan_of(lab)
+    engine.stacked = False
+    alone = {client: next(iter(engine.train(plan, [client], nothing))) for client in range(6)}
+    engine.stacked = True
+    for cohort in ([3, 1, 0, 5], [5, 4, 3, 2, 1, 0], [2], []):
+        together = list(engine.train(plan, cohort, nothing))
+        assert [result.client for result in together] == cohort
+        assert all(equal_results(result, alone[result.client]) for result in together)
+
+
+def test_clients_with_and_without_a_past_are_not_mixed_up(blobs: DataSet) -> None:
+    """MOON: a client's second round has a contrast to its previous model, the first has not; they go in two groups."""
+    lab = laboratory("moon", blobs)
+    engine, plan = local_engine(lab), plan_of(lab)
+    first = {result.client: result.kept for result in engine.train(plan, [0, 1, 2], nothing)}
+
+    def kept(client: int) -> PartTensors:
+        return first.get(client, {})
+
+    results = []
+    for engine.stacked in (False, True):
+        results.append(list(engine.train(replace(plan, round=1), [0, 4, 1, 5, 2, 3], kept)))
+    assert all(equal_results(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_a_client_that_comes_twice_keeps_its_order(blobs: DataSet) -> None:
+    lab = laboratory("scaffold", blobs)
+    engine, plan = local_engine(lab), plan_of(lab)
+    engine.stacked = True
+    assert [result.client for result in engine.train(plan, [0, 1, 0], nothing)] == [0, 1, 0]
+
+
+def test_a_client_that_diverges_is_named(blobs: DataSet) -> None:
+    lab = laboratory("fedavg", blobs)
+    engine, plan = local_engine(lab), plan_of(lab)
+    engine.stacked = True
+    broken = replace(plan, local=replace(plan.local, lr=1e30))
+    with pytest.raises(ClientError, match=r"client 0, round 1.*not finite"):
+        list(engine.train(broken, [0, 1], nothing))
+
+
+# -- choosing ---------------------------------------------------------------------------------------------------------
+def chosen(settings: Settings, data: DataSet, **more: Any) -> bool:
+    engine = prepare(settings, data=data, **more).engine()
+    assert isinstance(engine, LocalEngine)
+    return engine.stacked
+
+
+def trial(monkeypatch: pytest.MonkeyPatch, *, equal: bool = True, gain: float = 9.0) -> None:
+    monkeypatch.setattr(execution, "try_out", lambda *_: Trial(equal, 0.0 if equal else 1e-7, gain))
+
+
+def many(**more: Any) -> Settings:
+    """Clients of one size."""
+    return small(
+        **{"engine": {"workers": 1}, "data": {"clients": 6, "partition": "iid"}, "cohort": {"clients": 6}, **more}
+    )
+
+
+def test_left_to_itself_it_stacks_where_that_is_faster_and_the_same(
+    blobs: DataSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial(monkeypatch)
+    assert chosen(many(), blobs)
+    assert not chosen(many(engine={"execution": "each", "workers": 1}), blobs)
+    trial(monkeypatch, equal=False)
+    assert not chosen(many(), blobs)
+    trial(monkeypatch, gain=1.1)
+    assert not chosen(many(), blobs)
+
+
+def test_left_to_itself_it_does_not_try_what_cannot_gain(blobs: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> Trial:
+        raise AssertionError("a trial takes time")
+
+    monkeypatch.setattr(execution, "try_out", refuse)
+    assert not chosen(many(cohort={"clients": 2}), blobs), "two clients"
+    assert not chosen(many(local={"precision": "bfloat16"}), blobs), "another precision"
+    assert not chosen(many(), blobs, model=batch_norm_network), "no stacked form"
+    assert not chosen(many(model={"name": "mlp", "options": {"hidden": [4000, 400]}}), blobs), "a large network"
+    assert not chosen(many(algorithm={"recipe": "centralised"}), blobs), "one client"
+    assert not chosen(many(data={"clients": 6, "partition": "dirichlet:0.5"}), blobs), "all of different sizes"
+    tanh = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+    assert not chosen(many(), blobs, model=tanh), "rounds by place"
+
+
+def test_a_real_trial_finds_equal_bits(blobs: DataSet) -> None:
+    lab = prepare(many(algorithm={"recipe": "scaffold"}), data=blobs)
+    engine, state = local_engine(lab), lab.initial_state()
+    before = {name: value.clone() for name, value in state.model.items()}
+    found = execution.try_out(engine, state, plan_of(lab))
+    assert found is not None
+    assert found.equal
+    assert found.difference == 0
+    assert equal_tensors(before, state.model)
+
+
+def test_a_real_trial_finds_a_difference(blobs: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = prepare(many(algorithm={"recipe": "fedavg"}), data=blobs)
+    engine = local_engine(lab)
+    batch = SideBySide.batch
+
+    def other(self: SideBySide, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, labels = batch(self, positions)
+        return inputs * 1.0001, labels
+
+    monkeypatch.setattr(SideBySide, "batch", other)
+    found = execution.try_out(engine, lab.initial_state(), plan_of(lab))
+    assert found is not None
+    assert not found.equal
+    assert 0 < found.difference < 0.01
+
+
+def test_asked_for_it_says_what_stands_in_the_way(blobs: DataSet) -> None:
+    def stacked(**more: Any) -> Settings:
+        return many(engine={"execution": "stacked", "workers": 1}, **more)
+
+    with pytest.raises(SettingsError, match=r'engine.execution = "stacked": no stacked form of BatchNorm1d \(1\); use'):
+        chosen(stacked(), blobs, model=batch_norm_network)
+    with pytest.raises(SettingsError, match="part fedetf serves one client at a time"):
+        chosen(stacked(algorithm={"recipe": "fedetf"}), blobs)
+    with pytest.raises(SettingsError, match="it computes in float32, not in bfloat16"):
+        chosen(stacked(local={"precision": "bfloat16"}), blobs)
+
+
+def test_asked_for_it_warns_where_bits_differ(
+    blobs: DataSet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    trial(monkeypatch, equal=False)
+    with caplog.at_level(logging.WARNING):
+        assert chosen(many(engine={"execution": "stacked", "workers": 1}), blobs)
+    assert "differs from training one by one in the last digits (by up to 1.0e-07)" in caplog.text
+
+
+# -- pieces -----------------------------------------------------------------------------------------------------------
+TREES = st.recursive(
+    st.sampled_from(["tensor", None, 3, "text"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def planted(tree: Any, client: int) -> Any:
+    if tree == "tensor":
+        return torch.full((2,), float(client))
+    if isinstance(tree, dict):
+        return {key: planted(item, client) for key, item in tree.items()}
+    if isinstance(tree, list):
+        return [planted(item, client) for item in tree]
+    return tree
+
+
+@settings(deadline=None, max_examples=50)
+@given(tree=TREES, clients=st.integers(1, 4))
+def test_what_is_joined_can_be_taken_apart(tree: Any, clients: int) -> None:
+    each = [planted(tree, client) for client in range(clients)]
+    assert len({signature(value) for value in each}) == 1
+    joined = join(each)
+    for client, value in enumerate(each):
+        assert repr(part_of(joined, client)) == repr(value)
+
+
+def test_different_things_have_different_signatures() -> None:
+    kinds = [None, 1, 2, "1", [1], (1,), {"a": 1}, torch.zeros(2), torch.zeros(3), torch.zeros(2).long(), [], object()]
+    assert len({signature(kind) for kind in kinds}) == len(kinds)
+
+
+def test_rows_and_samples_by_hand() -> None:
+    values = torch.arange(12).view(2, 3, 2)
+    assert rows(values, torch.tensor([[2, 0], [1, 1]])).tolist() == [[[4, 5], [0, 1]], [[8, 9], [8, 9]]]
+    assert rows(values[0], torch.tensor([1])).tolist() == [[2, 3]]
+    each = [toy_data(4, seed=1), toy_data(4, seed=2)]
+    inputs, labels = SideBySide(each).batch(torch.tensor([[3, 0], [1, 2]]))
+    assert torch.equal(inputs[1], each[1].inputs[[1, 2]])
+    assert torch.equal(labels[0], each[0].labels[[3, 0]])
+
+
+# -- bfloat16 ---------------------------------------------------------------------------------------------------------
+def test_bfloat16_is_another_result_near_by_with_weights_in_full(blobs: DataSet) -> None:
+    lab = laboratory("fedfa", blobs)
+    engine, plan = local_engine(lab), plan_of(lab)
+    engine.stacked = False
+    (full,) = engine.train(plan, [0], nothing)
+    (short,) = engine.train(replace(plan, local=replace(plan.local, precision="bfloat16")), [0], nothing)
+    for group, entry in full.sums.items():
+        for name, value in entry.tensors.items():
+            other = short.sums[group].tensors[name]
+            assert other.dtype == value.dtype
+            assert not torch.equal(other, value)
+            assert float((other - value).abs().max()) < 0.1 * float(value.abs().max())
+
+
+def test_bfloat16_reaches_workers_and_inner_layers(blobs: DataSet, tmp_path: Path) -> None:
+    layered = {"recipe": "fedfa", "anchors": {"layers": ["fc1"]}}
+    for workers in (1, 2):
+        settings = small(local={"precision": "bfloat16"}, engine={"workers": workers}, algorithm=layered, rounds=2)
+        run(settings, tmp_path / str(workers), data=blobs)
+    assert_same_run(tmp_path / "1", tmp_path / "2")
+
+
+def test_networks_of_one_layer_type_only_are_swapped() -> None:
+    """A subclass may compute something else; it is not taken for its parent."""
+
+    class Doubled(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(x)
+
+    from fedfa.models.split import SplitModel
+    from fedfa.models.stacked import NotStackableError, StackedModel
+
+    with pytest.raises(NotStackableError, match="no stacked form of Doubled"):
+        StackedModel(SplitModel.of(nn.Sequential(Doubled(3, 3), nn.Linear(3, 2))), 2)
