@@ -20,7 +20,7 @@ def client(features: list[list[float]], labels: list[int], received: Tensors) ->
         model=SplitModel.of(torch.nn.Linear(2, 3)), start={}, received={"anchors": received},
         kept={},
         local=LocalTraining(1, 8, 0.1, 0, 0), size=len(y), label_counts=torch.bincount(y, minlength=3), num_classes=3,
-        rng=stream(0, "test"), batches_per_epoch=1,
+        draws=lambda: stream(0, "test"), batches_per_epoch=1,
         data=Batch(y, y, y, torch.tensor(features), torch.zeros(len(y), 3)),
     )  # fmt: skip
 

@@ -164,13 +164,13 @@ def test_a_real_trial_finds_equal_bits(blobs: DataSet) -> None:
 def test_a_real_trial_finds_a_difference(blobs: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
     lab = prepare(many(algorithm={"recipe": "fedavg"}), data=blobs)
     engine = local_engine(lab)
-    batch = SideBySide.batch
+    made = SideBySide.__init__
 
-    def other(self: SideBySide, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        inputs, labels = batch(self, positions)
-        return inputs * 1.0001, labels
+    def other(self: SideBySide, each: Any) -> None:
+        made(self, each)
+        self._inputs *= 1.0001
 
-    monkeypatch.setattr(SideBySide, "batch", other)
+    monkeypatch.setattr(SideBySide, "__init__", other)
     found = execution.try_out(engine, lab.initial_state(), plan_of(lab))
     assert found is not None
     assert not found.equal
@@ -236,9 +236,11 @@ def test_rows_and_samples_by_hand() -> None:
     assert rows(values, torch.tensor([[2, 0], [1, 1]])).tolist() == [[[4, 5], [0, 1]], [[8, 9], [8, 9]]]
     assert rows(values[0], torch.tensor([1])).tolist() == [[2, 3]]
     each = [toy_data(4, seed=1), toy_data(4, seed=2)]
-    inputs, labels = SideBySide(each).batch(torch.tensor([[3, 0], [1, 2]]))
+    stretch = SideBySide(each).in_order(torch.tensor([[3, 0, 1, 2], [1, 2, 3, 0]]))
+    inputs, labels = stretch(0, 2)
     assert torch.equal(inputs[1], each[1].inputs[[1, 2]])
     assert torch.equal(labels[0], each[0].labels[[3, 0]])
+    assert torch.equal(stretch(2, 5)[1][1], each[1].labels[[3, 0]])
 
 
 # -- bfloat16 ---------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol, TypeVar
 
 import torch
@@ -188,13 +189,18 @@ class ClientTrainer:
         finally:
             first.way.stage = way.stage
         for k, work in enumerate(group):
-            own = part_of(together.scratch, k)
-            work.ctx = replace(work.ctx, scratch=own, steps=together.steps, epoch=together.epoch)
+            work.ctx.scratch = part_of(together.scratch, k)
+            work.ctx.steps, work.ctx.epoch = together.steps, together.epoch
             work.way.samples, work.way.losses = way.samples, [loss[k] for loss in way.losses]
         return model.states()
 
     def _steps(
-        self, bench: _Bench, ctx: ClientContext, data: Batches, works: Sequence[_ClientRound], way: LocalSteps
+        self,
+        bench: _Bench,
+        ctx: ClientContext,
+        data: Batches | SideBySide,
+        works: Sequence[_ClientRound],
+        way: LocalSteps,
     ) -> None:
         started = time.process_time()
         shuffles = [stream(work.plan.seed, "shuffle", ctx.round, work.client) for work in works]
@@ -319,7 +325,7 @@ class _ClientRound:
             size=size,
             label_counts=self.data.label_counts.to(device),
             num_classes=model.num_classes,
-            rng=stream(plan.seed, "client", plan.round, self.client),
+            draws=partial(stream, plan.seed, "client", plan.round, self.client),
             batches_per_epoch=batches,
             data=self.data,
         )

@@ -6,7 +6,7 @@ It serves a client alone, with inputs ``[B, …]`` and a scalar loss, and severa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -19,13 +19,21 @@ from torch.nn import functional
 from fedfa.learning.optimisers import Sgd
 from fedfa.learning.part import Batch, ClientContext, Precision
 from fedfa.learning.recipe import Recipe
+from fedfa.learning.stacking import SideBySide
 
 
 class Batches(Protocol):
-    """What the loop needs of data."""
+    """What the loop needs of a client's data."""
 
     def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs ready for the network, and labels, at these positions."""
+
+
+def _in_order(data: Batches | SideBySide, order: Tensor) -> Callable[[int, int], tuple[Tensor, Tensor]]:
+    """Inputs and labels of a stretch of the order."""
+    if isinstance(data, SideBySide):
+        return data.in_order(order)
+    return lambda first, last: data.batch(order[first:last])
 
 
 @dataclass
@@ -44,7 +52,7 @@ def take_local_steps(
     ctx: ClientContext,
     recipe: Recipe,
     optimiser: Sgd,
-    data: Batches,
+    data: Batches | SideBySide,
     shuffles: Sequence[np.random.Generator],
     way: LocalSteps,
 ) -> None:
@@ -64,16 +72,19 @@ def take_local_steps(
     ctx.model.module.train()
     optimiser.reset(local)
     epochs = local.epochs if local.steps is None else -(-local.steps // max(1, ctx.batches_per_epoch))
+    one: Tensor | None = None
     for epoch in range(epochs):
         ctx.epoch = epoch
         orders = [torch.from_numpy(shuffle.permutation(ctx.size)) for shuffle in shuffles]
         order = torch.stack(orders) if ctx.label_counts.dim() > 1 else orders[0]
+        samples = _in_order(data, order)
         for number in range(ctx.batches_per_epoch):
             if ctx.steps == local.steps:
                 break
             way.stage = f"local training (epoch {epoch + 1}, batch {number + 1})"
-            index = order[..., number * local.batch_size : (number + 1) * local.batch_size]
-            x, y = data.batch(index)
+            first, last = number * local.batch_size, (number + 1) * local.batch_size
+            index = order[..., first:last]
+            x, y = samples(first, last)
             x, y = x.to(device), y.to(device)
             with _computing_in(local.precision, device):
                 features, logits = ctx.model(x)
@@ -87,7 +98,9 @@ def take_local_steps(
             for hook in change_loss:
                 loss = hook(ctx, batch, loss)
             optimiser.zero_grad()
-            loss.backward(torch.ones_like(loss))  # type: ignore[no-untyped-call]
+            if one is None:
+                one = torch.ones_like(loss)  # a client's loss is its own: none of them counts more or less
+            torch.autograd.backward(loss, one)
             for hook in change_gradient:
                 hook(ctx, batch)
             optimiser.step()

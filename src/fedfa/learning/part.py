@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
@@ -160,8 +161,8 @@ class ClientContext:
     size: int
     label_counts: Tensor
     num_classes: int
-    rng: np.random.Generator
-    """A stream of its own for this client and round, for parts that draw."""
+    draws: Callable[[], np.random.Generator]
+    """Makes :attr:`rng`."""
     batches_per_epoch: int
     data: Any = None
     """The client's samples (``size``, ``label_counts``, ``batch(positions)``), for parts that need a pass over them."""
@@ -172,6 +173,11 @@ class ClientContext:
     """Per part, lives only during this round."""
     update: Tensors = field(default_factory=dict)
     """After local training: trained minus received weights, for every tensor that goes to the server."""
+
+    @cached_property
+    def rng(self) -> np.random.Generator:
+        """A stream of its own for this client and round, for parts that draw; made when it is asked for."""
+        return self.draws()
 
     def features(self, weights: Tensors | None = None, batch_size: int = 500) -> Tensor:
         """The features of all the client's samples, ``[size, d]``: one pass in evaluation mode, without a graph.

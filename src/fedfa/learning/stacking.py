@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -100,6 +100,7 @@ class SideBySide:
         self._inputs, self._labels = torch.stack(inputs), torch.stack(labels)
         self._client = torch.arange(len(each)).unsqueeze(1)
 
-    def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs ``[K, B, …]`` and labels ``[K, B]`` at positions ``[K, B]``."""
-        return self._inputs[self._client, positions], self._labels[self._client, positions]
+    def in_order(self, order: Tensor) -> Callable[[int, int], tuple[Tensor, Tensor]]:
+        """Rearranged once by positions ``[K, n]``; gives inputs ``[K, B, …]`` and labels ``[K, B]`` of a stretch."""
+        inputs, labels = self._inputs[self._client, order], self._labels.gather(1, order)
+        return lambda first, last: (inputs[:, first:last], labels[:, first:last])

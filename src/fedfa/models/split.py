@@ -33,6 +33,7 @@ class SplitModel:
         """A small input batch, where one is known: for asking the network about its layers."""
         self._features: Tensor | None = None
         self._watched: list[RemovableHandle] = []
+        self._found: list[tuple[str, dict[str, Any], str]] | None = None
         self.outputs: dict[str, Tensor] = {}
         """Outputs of the watched modules in the last forward pass, with their graph."""
         head.register_forward_pre_hook(self._capture)
@@ -142,8 +143,25 @@ class SplitModel:
         A tensor with two names (tied weights) comes once, and buffers count even if the network does not save them:
         whatever can change in training must travel, or clients would inherit it from each other.
         """
-        tensors = {name: parameter.detach() for name, parameter in self.module.named_parameters()}
-        return tensors | dict(self.module.named_buffers())
+        tensors = {}
+        for name, holder, key in self._places():
+            value = holder[key]
+            assert value is not None
+            tensors[name] = value.detach()
+        return tensors
+
+    def _places(self) -> list[tuple[str, dict[str, Any], str]]:
+        """Where each tensor lives: looked up once, because walking through the modules takes longer than a small step.
+
+        Not the tensors themselves: moving a network to a device exchanges some of them.
+        """
+        if self._found is None:
+            modules = dict(self.module.named_modules())
+            names = [(name, "_parameters") for name, _ in self.module.named_parameters()]
+            names += [(name, "_buffers") for name, _ in self.module.named_buffers()]
+            split = [(name, name.rpartition("."), kind) for name, kind in names]
+            self._found = [(name, getattr(modules[owner], kind), key) for name, (owner, _, key), kind in split]
+        return self._found
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy values into the network's tensors; names that are not given stay as they are."""

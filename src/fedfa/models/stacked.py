@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -123,28 +122,7 @@ class StackedLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """The sum x Wᵀ + b, for each."""
-        result: Tensor = _LinearProducts.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
-        return result
-
-
-class _LinearProducts(torch.autograd.Function):
-    """x Wᵀ + b for K layers, by the products that torch makes for one layer, so that each gets the same bits."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return product(x, weight.mT, bias)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        (gradient,) = gradients
-        x, weight = ctx.saved_tensors
-        for_x, for_weight, for_bias = ctx.needs_input_grad
-        return (
-            product(gradient, weight) if for_x else None,
-            product(gradient.mT, x) if for_weight else None,
-            gradient.sum(1) if for_bias else None,
-        )
+        return product(x, self.weight.mT, self.bias)
 
 
 class _StackedConvolution(nn.Module):
