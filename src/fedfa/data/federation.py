@@ -45,9 +45,12 @@ class ClientSamples:
 
     def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Normalised inputs and labels at some positions of this client's own samples."""
-        chosen = self.positions[positions]
-        inputs = self._samples.inputs.index_select(0, chosen)
-        return self._normalisation.batch(inputs), self._samples.labels.index_select(0, chosen)
+        return self.at(self.positions[positions])
+
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalised inputs and labels at some positions of all training samples."""
+        inputs = self._samples.inputs.index_select(0, positions)
+        return self._normalisation.batch(inputs), self._samples.labels.index_select(0, positions)
 
 
 class Federation:

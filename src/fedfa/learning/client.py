@@ -147,8 +147,7 @@ class ClientTrainer:
         with torch_stream(plan.seed, "torch", plan.round, clients[0].client, device=self.device):
             groups: dict[object, list[_ClientRound]] = {}
             for work in works:
-                work.guarded(work.begin)
-                work.began = clone(self.model.state())
+                work.guarded(partial(work.begin, side_by_side=True))
                 groups.setdefault((work.data.size, signature(work.ctx.scratch)), []).append(work)
             results: dict[int, ClientResult] = {}
             for group in groups.values():
@@ -191,7 +190,7 @@ class ClientTrainer:
         for k, work in enumerate(group):
             work.ctx.scratch = part_of(together.scratch, k)
             work.ctx.steps, work.ctx.epoch = together.steps, together.epoch
-            work.way.samples, work.way.losses = way.samples, [loss[k] for loss in way.losses]
+            work.way = LocalSteps(way.stage, way.losses, way.samples, among=k)
         return model.states()
 
     def _steps(
@@ -252,12 +251,17 @@ class _ClientRound:
             problem = str(error) if isinstance(error, FedfaError) else f"{type(error).__name__}: {error}"
             raise ClientError(self.client, self.plan.round + 1, self.way.stage, problem) from error
 
-    def begin(self) -> None:
+    def begin(self, *, side_by_side: bool = False) -> None:
         """Load what was sent, and let the parts prepare."""
         started = time.process_time()
         self.ctx = self._context()
-        self.trainer.model.module.train()
-        self._call("begin")
+        model, prepares = self.trainer.model, bool(self.trainer.recipe.hooks("begin"))
+        if prepares or not side_by_side:
+            model.load(self.ctx.start)
+            model.module.train()
+            self._call("begin")
+        if side_by_side:
+            self.began = clone(model.state()) if prepares else self.ctx.start
         self.cpu_seconds += time.process_time() - started
 
     def finish(self) -> ClientResult:
@@ -268,7 +272,10 @@ class _ClientRound:
         self.way.stage = "building the update"
         state = model.state()
         roles = self.trainer.roles
-        ctx.update = {name: state[name] - ctx.start[name] for name in state if roles[name].travels}
+        travelling = [name for name in state if roles[name].travels]
+        if travelling:
+            differences = torch._foreach_sub([state[n] for n in travelling], [ctx.start[n] for n in travelling])
+            ctx.update = dict(zip(travelling, differences, strict=True))
         sums: Sums = {}
         for part in recipe.parts:
             sums.update({f"{part.name}/{group}": entry for group, entry in part.contribute(ctx).items()})
@@ -279,7 +286,7 @@ class _ClientRound:
         if device.type != "cpu":
             sums = {group: entry.cpu() for group, entry in sums.items()}
             self.kept = {part: {n: t.cpu() for n, t in tensors.items()} for part, tensors in self.kept.items()}
-        losses = torch.stack(self.way.losses).tolist() if self.way.losses else []
+        losses = self.way.loss_of_each_step()
         return ClientResult(
             client=self.client,
             sums=sums,
@@ -294,6 +301,7 @@ class _ClientRound:
         """What the client tells after the last round; nothing is trained, nothing kept anew."""
         started = time.process_time()
         ctx = self._context()
+        self.trainer.model.load(ctx.start)
         self.way.stage = "survey"
         sums: Sums = {}
         for part in self.trainer.recipe.parts:
@@ -302,11 +310,10 @@ class _ClientRound:
         return ClientResult(self.client, sums, {}, 0, 0, None, time.process_time() - started)
 
     def _context(self) -> ClientContext:
-        """Load the round's weights and gather what the hooks may see."""
+        """What the hooks may see."""
         model, plan, device = self.trainer.model, self.plan, self.trainer.device
         start = {**plan.model, **self.kept.get(MODEL, {})}
         start = {name: value.to(device) for name, value in start.items()}
-        model.load(start)
         size, batch_size = self.data.size, plan.local.batch_size
         batches = size // batch_size if plan.local.drop_last else -(-size // batch_size)
         return ClientContext(

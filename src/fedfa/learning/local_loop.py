@@ -46,6 +46,15 @@ class LocalSteps:
     """The loss of each step (one number, or one for each client)."""
     samples: int = 0
     """Samples seen by a client, counted once per epoch."""
+    among: int | None = None
+    """Its place among clients side by side."""
+
+    def loss_of_each_step(self) -> list[float]:
+        """The client's own losses."""
+        if not self.losses:
+            return []
+        losses = torch.stack(self.losses)
+        return (losses if self.among is None else losses[:, self.among]).tolist()
 
 
 def take_local_steps(
@@ -73,6 +82,7 @@ def take_local_steps(
     optimiser.reset(local)
     epochs = local.epochs if local.steps is None else -(-local.steps // max(1, ctx.batches_per_epoch))
     one: Tensor | None = None
+    chain = None if change_logits or change_loss else ctx.model.chain  # then the loss is the cross-entropy alone
     for epoch in range(epochs):
         ctx.epoch = epoch
         orders = [torch.from_numpy(shuffle.permutation(ctx.size)) for shuffle in shuffles]
@@ -86,21 +96,25 @@ def take_local_steps(
             index = order[..., first:last]
             x, y = samples(first, last)
             x, y = x.to(device), y.to(device)
-            with _computing_in(local.precision, device):
-                features, logits = ctx.model(x)
-            if local.precision != "float32":
-                features, logits = features.float(), logits.float()
-                ctx.model.outputs = {name: output.float() for name, output in ctx.model.outputs.items()}
-            batch = Batch(x, y, index, features, logits, ctx.model.outputs)
-            for hook in change_logits:
-                logits = hook(ctx, batch, logits)
-            loss = cross_entropy(logits, y)
-            for hook in change_loss:
-                loss = hook(ctx, batch, loss)
-            optimiser.zero_grad()
-            if one is None:
-                one = torch.ones_like(loss)  # a client's loss is its own: none of them counts more or less
-            torch.autograd.backward(loss, one)
+            if chain is not None:
+                features, logits, loss = chain.set_gradients(x.flatten(y.dim()), y)
+                batch = Batch(x, y, index, features, logits)
+            else:
+                with _computing_in(local.precision, device):
+                    features, logits = ctx.model(x)
+                if local.precision != "float32":
+                    features, logits = features.float(), logits.float()
+                    ctx.model.outputs = {name: output.float() for name, output in ctx.model.outputs.items()}
+                batch = Batch(x, y, index, features, logits, ctx.model.outputs)
+                for hook in change_logits:
+                    logits = hook(ctx, batch, logits)
+                loss = cross_entropy(logits, y)
+                for hook in change_loss:
+                    loss = hook(ctx, batch, loss)
+                optimiser.zero_grad()
+                if one is None:
+                    one = torch.ones_like(loss)  # a client's loss is its own: none of them counts more or less
+                torch.autograd.backward(loss, one)
             for hook in change_gradient:
                 hook(ctx, batch)
             optimiser.step()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -87,6 +87,15 @@ class _Samples(Protocol):
     def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
+@runtime_checkable
+class _PartOfOne(Protocol):
+    """Samples that are a part of some common data."""
+
+    positions: Tensor
+
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
 class SideBySide:
     """The samples of several clients of one size, prepared for the network once.
 
@@ -95,9 +104,14 @@ class SideBySide:
     """
 
     def __init__(self, each: Sequence[_Samples]) -> None:
-        everything = torch.arange(each[0].size)
-        inputs, labels = zip(*(samples.batch(everything) for samples in each), strict=True)
-        self._inputs, self._labels = torch.stack(inputs), torch.stack(labels)
+        shape = (len(each), each[0].size)
+        parts = [samples for samples in each if isinstance(samples, _PartOfOne)]
+        if len(parts) == len(each):  # one look into the common data serves all
+            inputs, labels = parts[0].at(torch.cat([samples.positions for samples in parts]))
+        else:
+            everything = torch.arange(each[0].size)
+            inputs, labels = (torch.cat(v) for v in zip(*(samples.batch(everything) for samples in each), strict=True))
+        self._inputs, self._labels = inputs.view(*shape, *inputs.shape[1:]), labels.view(shape)
         self._client = torch.arange(len(each)).unsqueeze(1)
 
     def in_order(self, order: Tensor) -> Callable[[int, int], tuple[Tensor, Tensor]]:

@@ -6,6 +6,7 @@ most once by the name of the part they belong to. One form means one checkpoint,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TypeAlias
 
@@ -59,8 +60,9 @@ def unflatten(flat: Mapping[str, Tensor]) -> PartTensors:
 
 def first_non_finite(tensors: Mapping[str, Tensor]) -> str | None:
     """The name of the first tensor that holds a NaN or an infinity, if there is one."""
-    for name, value in tensors.items():
-        # The sum is finite unless an element is not (or the sum overflows: then look closely). One pass, no mask.
-        if value.is_floating_point() and not torch.isfinite(value.sum()) and not torch.isfinite(value).all():
-            return name
-    return None
+    floating = [value for value in tensors.values() if value.is_floating_point() and value.numel()]
+    # The largest size is finite unless an element is not. One pass over each, no mask, one look at all.
+    if not floating or math.isfinite(sum(torch._foreach_norm(floating, torch.inf))):
+        return None
+    bad = (n for n, value in tensors.items() if value.is_floating_point() and not torch.isfinite(value).all())
+    return next(bad, None)  # none if only the sum of the sizes left the range

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -24,13 +26,46 @@ def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
         >>> product(torch.ones(2, 3), torch.ones(4, 3, 1)).shape
         torch.Size([4, 2, 1])
     """
-    if left.dim() == 2 and right.dim() == 2:
-        return left @ right if bias is None else torch.addmm(bias, left, right)
-    clients = len(left if left.dim() == 3 else right)
-    left, right = (side if side.dim() == 3 else side.expand(clients, *side.shape) for side in (left, right))
+    if left.dim() == 2:
+        if right.dim() == 2:
+            return torch.mm(left, right) if bias is None else torch.addmm(bias, left, right)
+        left = left.expand(right.shape[0], *left.shape)
+    elif right.dim() == 2:
+        right = right.expand(left.shape[0], *right.shape)
     if left.shape[-2] * left.shape[-1] * right.shape[-1] >= _SMALL or left.device.type != "cpu":
         return torch.bmm(left, right) if bias is None else torch.baddbmm(bias.unsqueeze(1), left, right)
-    pairs = zip(left.unbind(0), right.unbind(0), strict=True)
+    if not torch.is_grad_enabled():
+        return _one_by_one(left, right, bias)
+    result: Tensor = _SmallProducts.apply(left, right, bias)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _SmallProducts(torch.autograd.Function):
+    """K products one by one, with the gradients that torch has for one: Gᵀ-products, made one by one as well."""
+
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(left, right)
+        return _one_by_one(left, right, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        (gradient,) = gradients
+        left, right = ctx.saved_tensors
+        for_left, for_right, for_bias = ctx.needs_input_grad
+        return (
+            _one_by_one(gradient, right.mT) if for_left else None,
+            _one_by_one(gradient.mT, left).mT if for_right else None,
+            gradient.sum(1) if for_bias else None,
+        )
+
+
+def _one_by_one(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+    result = left.new_empty(len(left), left.shape[-2], right.shape[-1])
     if bias is None:
-        return torch.stack([torch.mm(one, other) for one, other in pairs])
-    return torch.stack([torch.addmm(b, one, other) for (one, other), b in zip(pairs, bias.unbind(0), strict=True)])
+        for one, other, out in zip(left.unbind(0), right.unbind(0), result.unbind(0), strict=True):
+            torch.mm(one, other, out=out)
+    else:
+        for b, one, other, out in zip(bias.unbind(0), left.unbind(0), right.unbind(0), result.unbind(0), strict=True):
+            torch.addmm(b, one, other, out=out)
+    return result

@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fedfa.errors import ModelError
 from fedfa.messages import nearest
+from fedfa.models.chain import Chain
 
 
 class SplitModel:
@@ -32,6 +33,8 @@ class SplitModel:
         self.example = example
         """A small input batch, where one is known: for asking the network about its layers."""
         self._features: Tensor | None = None
+        self.chain: Chain | None = None
+        """Set where the network is a chain whose gradient may be taken without a graph."""
         self._watched: list[RemovableHandle] = []
         self._found: list[tuple[str, dict[str, Any], str]] | None = None
         self.outputs: dict[str, Tensor] = {}
@@ -165,10 +168,10 @@ class SplitModel:
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy values into the network's tensors; names that are not given stay as they are."""
-        state = self.state()
-        with torch.no_grad():
-            for name, value in tensors.items():
-                state[name].copy_(value)
+        if tensors:
+            state = self.state()
+            with torch.no_grad():
+                torch._foreach_copy_([state[name] for name in tensors], list(tensors.values()))
 
     def buffer_names(self) -> set[str]:
         """Names of the tensors that are not trained (BatchNorm's running statistics)."""

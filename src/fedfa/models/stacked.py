@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedfa.errors import ModelError
+from fedfa.models.chain import Chain
 from fedfa.models.products import product
 from fedfa.models.split import SplitModel
 
@@ -55,6 +56,7 @@ class StackedModel(SplitModel):
             parameter.requires_grad_(originals[name].requires_grad)
         super().__init__(stacked, model.head_name)
         self.clients, self._images = clients, images
+        self.chain = Chain.find(stacked, self.head, StackedFlatten)
         if model.example is not None:
             _refuse_if_different(self, model, model.example)
 
@@ -89,7 +91,7 @@ def _stacked(layer: nn.Module, clients: int, images: bool, name: str) -> nn.Modu
     elif type(layer) is nn.GroupNorm:
         made = _StackedGroupNorm(layer, clients)
     elif type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
-        made = _StackedFlatten(clients, images)
+        made = StackedFlatten(clients, images)
     elif type(layer) in _SAME_FOR_EACH:
         made = copy.deepcopy(layer)
     elif next(layer.children(), None) is not None and not _has_own_tensors(layer):
@@ -154,12 +156,15 @@ class _StackedGroupNorm(nn.Module):
         return normed.view(len(normed), self.clients, -1).transpose(0, 1) if vectors else normed
 
 
-class _StackedFlatten(nn.Module):
+class StackedFlatten(nn.Module):
+    """One vector per sample."""
+
     def __init__(self, clients: int, images: bool) -> None:
         super().__init__()
         self.clients, self.images = clients, images
 
     def forward(self, x: Tensor) -> Tensor:
+        """From images, or from samples of any shape, to ``[K, B, d]``."""
         if not self.images:
             return x.flatten(2)
         return x.reshape(len(x), self.clients, -1).transpose(0, 1)

@@ -1,0 +1,81 @@
+"""Linear layers and ReLUs in a row: the gradient of the cross-entropy without a graph.
+
+For small networks, a step costs what starting its operations costs, and autograd starts many: to build the graph, to
+transpose, to widen, to add up. Written out, the backward pass of such a chain is two products and a sum per layer. They
+are the products that torch makes itself, so the gradient has the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedfa.models.products import product
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The linear layers of a network that is nothing else, each with whether a ReLU follows."""
+
+    layers: list[tuple[nn.Linear, bool]]
+
+    @classmethod
+    def find(cls, module: nn.Module, head: nn.Linear, flatten: type[nn.Module] = nn.Flatten) -> Chain | None:
+        """The chain that a network is; None if it is anything else, or not all of it is trained.
+
+        Args:
+            module: The network.
+            head: Its classifier, which must be the last layer.
+            flatten: A layer that may come first; whoever calls the chain has done its work.
+        """
+        layers: list[tuple[nn.Linear, bool]] = []
+        for leaf in _leaves(module):
+            if isinstance(leaf, nn.Linear):
+                layers.append((leaf, False))
+            elif type(leaf) is nn.ReLU and layers and not layers[-1][1]:
+                layers[-1] = (layers[-1][0], True)
+            elif type(leaf) is not flatten or layers:
+                return None
+        trained = all(parameter.requires_grad for parameter in module.parameters())
+        return cls(layers) if trained and layers and layers[-1] == (head, False) else None
+
+    @torch.no_grad()
+    def set_gradients(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Set the gradient of the batch's mean cross-entropy; features, logits, and the loss of each network.
+
+        Args:
+            x: Inputs ``[…, B, d]``.
+            y: Labels ``[…, B]``.
+        """
+        values = [x]
+        for layer, relu in self.layers:
+            value = product(values[-1], layer.weight.mT, layer.bias)
+            values.append(value.relu_() if relu else value)
+        logits = values[-1]
+        log_shares = logits.log_softmax(-1)
+        target, batch = y.unsqueeze(-1), y.shape[-1]
+        loss = log_shares.gather(-1, target).mean((-2, -1)).neg_()
+        one = torch.zeros_like(logits).scatter_(-1, target, -1 / batch)
+        gradient = torch.ops.aten._log_softmax_backward_data(one, log_shares, -1, logits.dtype)
+        for number in reversed(range(len(self.layers))):
+            layer, _ = self.layers[number]
+            layer.weight.grad = product(gradient.mT, values[number])
+            if layer.bias is not None:
+                layer.bias.grad = gradient.sum(-2)
+            if number:
+                gradient = product(gradient, layer.weight)
+                if self.layers[number - 1][1]:
+                    gradient = torch.ops.aten.threshold_backward(gradient, values[number], 0)
+        return values[-2], logits, loss
+
+
+def _leaves(module: nn.Module) -> Iterator[nn.Module]:
+    """The layers in the order in which they are called; a module that is no sequence counts as one."""
+    if type(module) is nn.Sequential:
+        for child in module:
+            yield from _leaves(child)
+    else:
+        yield module
