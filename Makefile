@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-slow lint types format clean
+.PHONY: bench demo test test-slow test-federation lint types format clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/fedfa demo
@@ -14,6 +14,9 @@ test: lint types
 
 test-slow: $(VENV)/.ready-test
 	$(BIN)/pytest -q -m slow
+
+test-federation: $(VENV)/.ready-test
+	$(BIN)/pytest -q -m federation tests/flower
 
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check .
@@ -26,8 +29,20 @@ format: $(VENV)/.ready-test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Beside other simulators, each in an environment of its own. Half an hour and more; leave the machine alone meanwhile.
+bench: $(VENV)/.ready-demo .bench/pfl/.ready .bench/flower/.ready .bench/fedlab/.ready
+	$(BIN)/fedfa bench --peers benchmarks/peers.toml --out results/bench \
+	  --picture docs/pictures/performance.svg --page docs/performance.md
+
+# torch first, and named again, so that nobody's requirements bring another one.
+.bench/%/.ready: benchmarks/requirements/%.txt
+	$(PYTHON) -m venv .bench/$*
+	PIP_DISABLE_PIP_VERSION_CHECK=1 .bench/$*/bin/python -m pip install --quiet torch==2.13.0 numpy
+	PIP_DISABLE_PIP_VERSION_CHECK=1 .bench/$*/bin/python -m pip install --quiet torch==2.13.0 --requirement $<
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -62,12 +62,27 @@ def test_algorithms_know_only_the_frame(path: Path) -> None:
 
 @pytest.mark.parametrize("path", below("engines"), ids=where)
 def test_engines_know_no_algorithm(path: Path) -> None:
-    assert not folders_of_fedfa(path) & {"algorithms", "studies", "report", "analysis", "cli"}
+    assert not folders_of_fedfa(path) & {"algorithms", "studies", "insight", "report", "analysis", "cli"}
 
 
 @pytest.mark.parametrize("path", below("learning"), ids=where)
 def test_the_frame_knows_nothing_above_it(path: Path) -> None:
-    assert not folders_of_fedfa(path) & {"engines", "studies", "cli", "data", "algorithms", "report", "analysis"}
+    above = {"engines", "studies", "cli", "data", "algorithms", "insight", "report", "analysis"}
+    assert not folders_of_fedfa(path) & above
+
+
+@pytest.mark.parametrize("path", below("insight"), ids=where)
+def test_insight_looks_and_takes_no_part(path: Path) -> None:
+    """It knows no method; of the studies only how files are written, for studies look through it."""
+    assert folders_of_fedfa(path) <= {"insight", "learning", "models", "data", "engines", "studies", "errors"}
+    assert not any(
+        name.startswith("fedfa.studies") and not f"{name}.".startswith("fedfa.studies.files.") for name in imports(path)
+    )
+
+
+@pytest.mark.parametrize("path", below("paper"), ids=where)
+def test_the_papers_studies_stand_below_reports(path: Path) -> None:
+    assert not folders_of_fedfa(path) & {"report", "cli"}
 
 
 @pytest.mark.parametrize("path", [*below("models"), *below("data")], ids=where)
@@ -93,8 +108,8 @@ def test_only_the_command_line_prints(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=where)
-def test_only_one_engine_knows_flower(path: Path) -> None:
-    if not where(path).startswith("engines.flower"):
+def test_only_one_folder_knows_flower(path: Path) -> None:
+    if not where(path).startswith("flower."):
         assert not any(name.split(".")[0] == "flwr" for name in imports(path))
 
 

@@ -53,3 +53,16 @@ def test_the_papers_number_stands_only_beside_runs_like_the_papers(tmp_path: Pat
         (folder / "summary.json").write_text(json.dumps({**summary, "rounds": rounds}), encoding="utf-8")
     table = results_table(tmp_path)
     assert table.count("84.08 (1.22)") == 1
+
+
+def test_a_table_of_the_paper_goes_between_its_marks(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    marks = "<!-- results: begin -->\n<!-- results: end -->\n"
+    marks += "<!-- paper ablation: begin -->\nwas here before\n<!-- paper ablation: end -->\n"
+    page.write_text(marks, encoding="utf-8")
+    text = refresh_page(page, ROOT / "results")
+    assert "was here before" not in text
+    assert "| FedFA | 83.31" in text
+    assert text.count("paper ablation") == 2
+    page.write_text(text, encoding="utf-8")
+    assert refresh_page(page, ROOT / "results") == text, "a second time changes nothing"

@@ -42,3 +42,7 @@ class ClientError(FedfaError):
 
 class RunError(FedfaError):
     """A run folder cannot be written, resumed or read."""
+
+
+class FederationError(FedfaError):
+    """A federation between sites cannot begin or go on: too few sites, or sites that do not fit together."""

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedfa.errors import SettingsError
-from fedfa.report.comparison_table import HEADER, comparison_rows, markdown_table
+from fedfa.report.comparison_table import HEADER, comparison_rows
 from fedfa.studies.compare import Cell, Comparison, plan_cells
+from fedfa.studies.folder import RunFolder
 from fedfa.studies.run import run
+from fedfa.text_tables import markdown_table
 
 QUICK: dict[str, Any] = {
     "rounds": 2, "device": "cpu", "data": {"name": "digits", "clients": 10}, "model": {"name": "logistic"},
@@ -72,3 +79,114 @@ def test_a_folder_with_another_run_is_not_written_over(tmp_path: Path) -> None:
     work.run()
     assert "other settings" in work.failed["fedavg-s1"]
     assert (tmp_path / "fedavg-s1" / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_damaged_cell_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+    """A summary that is cut short, a configuration that is none: named with what to do; the rest is run."""
+    cells = plan_cells(["fedavg", "fedprox", "fedfa"], [1], [QUICK], tmp_path)
+    for cell, file in ((cells[0], "summary.json"), (cells[1], "config.toml")):
+        cell.folder.mkdir()
+        (cell.folder / "config.toml").write_text(cell.settings.to_toml(), encoding="utf-8")
+        (cell.folder / "summary.json").write_text("{}", encoding="utf-8")
+        (cell.folder / file).write_text("{ cut", encoding="utf-8")
+    work = Comparison(cells, 2, quiet)
+    work.run()
+    assert set(work.failed) == {"fedavg-s1", "fedprox-s1"}
+    assert all("cannot be read" in reason and "--out" in reason for reason in work.failed.values())
+    assert cells[2].finished()
+
+
+METHOD = '''"""A method of one's own."""
+
+from fedfa import Options, Part
+
+
+class Own(Part[Options]):
+    name = "own"
+    options_type = Options
+
+    def loss(self, ctx, batch, loss):
+        return loss * 1.0
+'''
+
+
+def test_a_method_file_that_changed_is_noticed_in_finished_cells(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(METHOD, encoding="utf-8")
+    [cell] = plan_cells([str(own)], [1], [QUICK], tmp_path / "out")
+    run(cell.settings, cell.folder)
+    assert cell.finished()
+    own.write_text(METHOD.replace("1.0", "2.0"), encoding="utf-8")
+    work = Comparison([cell], 1, quiet)
+    work.run()
+    assert "own.py changed since" in work.failed["own-s1"]
+    own.write_text(METHOD, encoding="utf-8")
+    assert cell.finished(), "put back, it is the same again"
+
+
+def test_a_cell_that_another_process_is_working_on_is_left_to_it(tmp_path: Path) -> None:
+    [cell] = plan_cells(["fedavg"], [1], [QUICK], tmp_path)
+    other = RunFolder(cell.folder)
+    other.create(cell.settings)
+    log = tmp_path / "fedavg-s1.log"
+    log.write_text("what the other one said", encoding="utf-8")
+    try:
+        work = Comparison([cell], 1, quiet)
+        work.run()
+    finally:
+        other.close()
+    assert work.busy == ["fedavg-s1"]
+    assert work.failed == {}
+    assert log.read_text(encoding="utf-8") == "what the other one said"
+    demo = Comparison([cell], 1, quiet, stop_at_failure=True)
+    other.create(cell.settings)
+    try:
+        demo.run()
+    finally:
+        other.close()
+    assert "another process" in demo.failed["fedavg-s1"], "who needs every cell is told"
+
+
+PARENT = """
+import sys
+from pathlib import Path
+from fedfa.studies.compare import Comparison, plan_cells
+layer = {"rounds": 100000, "device": "cpu", "data": {"name": "digits", "clients": 10, "dir": sys.argv[2]},
+         "model": {"name": "logistic"}, "cohort": {"clients": 2}, "local": {"epochs": 1}}
+Comparison(plan_cells(["fedavg"], [1], [layer], Path(sys.argv[1])), 1, lambda cell, record: None).run()
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no way to kill hard here")
+def test_when_compare_is_killed_hard_its_runs_end_too(tmp_path: Path, data_dir: Path) -> None:
+    """Nothing can be done in a process that is killed, so the children watch for its end themselves."""
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path), str(data_dir)])
+    record = RunFolder(tmp_path / "fedavg-s1")
+    try:
+        _wait_until(lambda: len(record.metrics()) >= 2)
+        assert record.in_use()
+    finally:
+        parent.kill()
+        parent.wait()
+    _wait_until(lambda: not record.in_use())
+    assert record.summary() is None
+    rounds = [one["round"] for one in record.metrics()]
+    assert rounds == list(range(1, len(rounds) + 1))
+
+
+def _wait_until(condition: Callable[[], bool], seconds: float = 240.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it takes too long"
+        time.sleep(0.1)
+
+
+def test_options_of_a_part_that_a_method_lacks_are_refused_with_the_way_to_write_them(tmp_path: Path) -> None:
+    layer = {"algorithm": {"moon": {"mu": 5.0}}}
+    with pytest.raises(SettingsError, match=r"'fedavg' has no part 'moon'.*--set with\.moon\.OPTION=VALUE"):
+        plan_cells(["moon", "fedavg"], [1], [QUICK, layer], tmp_path)
+    cells = plan_cells(["moon", "fedavg"], [1], [QUICK, {"with": {"moon": {"mu": 5.0}}}], tmp_path)
+    assert cells[0].settings.algorithm.options["moon"]["mu"] == 5.0
+    with pytest.raises(SettingsError, match="unknown key") as caught:
+        plan_cells(["moon"], [1], [QUICK, {"local": {"lrr": 1}}], tmp_path)
+    assert "with." not in str(caught.value)

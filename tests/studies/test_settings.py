@@ -49,6 +49,7 @@ def test_the_record_is_complete() -> None:
     assert recorded["local"] == {
         "epochs": 5, "batch_size": 16, "lr": 0.1, "lr_decay": 1.0, "momentum": 0.0, "weight_decay": 0.001,
         "drop_last": False,
+        "precision": "float32",
     }  # fmt: skip
     assert recorded["data"]["partition"] == {"kind": "shards", "classes_per_client": 2}
     assert recorded["algorithm"]["variant"] == "default"

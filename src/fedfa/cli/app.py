@@ -15,7 +15,11 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
+from fedfa.cli.bench import bench
 from fedfa.cli.data import app as data_app
+from fedfa.cli.flower import app as flower_app
+from fedfa.cli.paper import app as paper_app
+from fedfa.cli.report import report
 from fedfa.errors import FedfaError
 
 app = typer.Typer(
@@ -25,6 +29,10 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(data_app, name="data", help="Find, fetch, check and look at data sets and their splits.")
+app.add_typer(flower_app, name="flower", help="Real federations between sites, on Flower.")
+app.add_typer(paper_app, name="paper", help="The paper's tables and figures: run what is missing, ours beside them.")
+app.command()(bench)
+app.command()(report)
 console = Console()
 errors = Console(stderr=True)
 
@@ -68,6 +76,13 @@ def run(
         str | None,
         typer.Option(metavar="auto|N", help="Processes that train clients; the result is the same for every number."),
     ] = None,
+    engine: Annotated[
+        str | None, typer.Option(metavar="local|ray", help="Where clients are trained: here, or on a Ray cluster.")
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT|auto|local", help="The Ray cluster; local: one of its own on this machine."),
+    ] = None,
 ) -> None:
     """Train with one method on one federation, and record everything in a folder."""
     from fedfa.cli.progress import RoundsProgress
@@ -85,7 +100,13 @@ def run(
         asked = merge({"seed": seed}, asked)
     if workers is not None:
         asked = merge(asked, {"engine": {"workers": int(workers) if workers.isdecimal() else workers}})
+    if engine is not None:
+        asked = merge(asked, {"engine": {"kind": engine}})
+    if address is not None:
+        asked = merge(asked, {"engine": {"address": address}})
     settings = Settings.resolve(base, asked)
+    if address is not None and settings.engine.kind != "ray":
+        raise typer.BadParameter("--address is that of a Ray cluster; add --engine ray")
     folder = out or Path("runs") / default_name(preset or (config.stem if config else "run"), settings, assignments)
     with console.status(f"getting {escape(settings.data.name)}"):
         load_dataset(settings)  # the first time this downloads; the run then finds it in the cache
@@ -131,7 +152,7 @@ def default_name(base: str, settings: Any, assignments: list[str] | None) -> str
     """A run folder's name that tells what is in it; runs that differ by ``--set`` get different ones."""
     recipe = "-".join(Path(name).stem for name in settings.algorithm.recipe.split("+"))
     variant = f"-{settings.algorithm.variant}" if settings.algorithm.variant not in (None, "default") else ""
-    named = ("algorithm.variant=", "data.dir=", "engine.workers=")  # said already, or without an effect on the result
+    named = ("algorithm.variant=", "data.dir=", "engine.")  # said already, or without an effect on the result
     others = sorted(text for text in assignments or [] if not text.startswith(named))
     mark = f"-{hashlib.blake2b(repr(others).encode(), digest_size=3).hexdigest()}" if others else ""
     return f"{base}-{recipe}{variant}{mark}-s{settings.seed}"
@@ -184,6 +205,38 @@ def conclude(
         f"in {escape(str(out))}",
         soft_wrap=True,
     )
+
+
+@app.command()
+def theory(
+    run_folder: Annotated[Path | None, typer.Argument(help="A run folder; its last saved round is looked at.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Instead of a run: a preset's name.")] = None,
+    algorithm: Annotated[str | None, typer.Option(help="A recipe, with --preset.")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set anything, with --preset.")
+    ] = None,
+    after: Annotated[int, typer.Option(min=0, help="With --preset: train so many rounds first.")] = 0,
+    clients: Annotated[int, typer.Option(min=2, help="How many clients are compared, pair by pair.")] = 10,
+    data_dir: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the figures to this JSON file.")] = None,
+) -> None:
+    """Evaluate both sides of the paper's Lemmas 1 and 2 on real client updates, and print how closely they agree."""
+    from fedfa.cli.theory import run_theory
+    from fedfa.studies.layers import merge
+
+    if run_folder is not None:
+        if preset is not None or algorithm is not None or assignments or after:
+            raise typer.BadParameter(
+                "a run folder has its own settings; leave out --preset, --algorithm, --set, --after"
+            )
+        run_theory(console, run_folder, (), 0, clients, out)
+        return
+    if preset is None:
+        raise typer.BadParameter("say where to look: a run folder, or --preset NAME (`fedfa presets` lists them)")
+    base, asked = layers_of(None, preset, assignments, None, data_dir)
+    if algorithm is not None:
+        asked = merge({"algorithm": {"recipe": algorithm}}, asked)
+    run_theory(console, None, (base, asked), after, clients, out)
 
 
 @app.command()

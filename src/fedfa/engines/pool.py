@@ -9,6 +9,7 @@ import multiprocessing
 import signal
 import sys
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ class Job:
         length: How long it will take, in any unit; the longest are begun first.
         error: Makes an error from words, for what a worker cannot report itself.
         deaths: How many processes ended while they had it.
+        lost: How many times the machine was lost that had it; on a cluster.
     """
 
     request: Message
@@ -57,9 +59,86 @@ class Job:
     length: int
     error: Callable[[str], FedfaError]
     deaths: int = 0
+    lost: int = 0
 
 
-class Pool:
+class Carrier(ABC):
+    """Workers of some kind that carry jobs, and the order in which they do: here, or on a cluster."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """How many workers there are."""
+
+    @property
+    @abstractmethod
+    def busy(self) -> bool:
+        """Whether jobs are under way: the iteration over their answers is not at its end."""
+
+    @abstractmethod
+    def broadcast(self, values: Message, tensors: Tree) -> None:
+        """Give something to all workers; counts for the jobs that begin from now on."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all workers at once; they hold nothing that would be lost."""
+
+    @abstractmethod
+    def _begin(self, pending: dict[int, Job]) -> None:
+        """Give the longest pending jobs to idle workers; see :func:`longest`."""
+
+    @abstractmethod
+    def _finished(self, pending: dict[int, Job], *, block: bool) -> Iterator[tuple[int, Answer | FedfaError]]:
+        """What has come in; waits a moment for something if asked to. Jobs of lost workers go back to the pending."""
+
+    @abstractmethod
+    def _drop(self) -> None:
+        """Give up the jobs that are under way."""
+
+    def carry(self, jobs: Iterable[Job]) -> Iterator[Answer]:
+        """Do jobs; the answers come in the order of the jobs.
+
+        Within a window of :data:`WINDOW` jobs per worker, counted from the first one whose answer has not been handed
+        on, the longest are begun first: so no worker is left with a long job at the end, and no more answers than that
+        wait in memory. An error counts where its job stands: answers before it come first, jobs behind it are dropped.
+
+        A worker that ends on its own is replaced, and its job is begun again. The second time it is the job's error.
+        """
+        coming: Iterator[tuple[int, Job]] = enumerate(jobs)
+        pending: dict[int, Job] = {}
+        answers: dict[int, Answer | FedfaError] = {}
+        turn, seen = 0, 0
+        try:
+            while True:
+                for number, job in islice(coming, max(0, turn + WINDOW * max(1, self.size) - seen)):
+                    pending[number] = job
+                    seen += 1
+                self._begin(pending)
+                if turn not in answers and not pending and not self.busy:
+                    return
+                for number, answer in self._finished(pending, block=turn not in answers):
+                    answers[number] = answer
+                    if isinstance(answer, FedfaError):
+                        coming = iter(())
+                        for later in [later for later in pending if later > number]:
+                            del pending[later]
+                self._begin(pending)  # before the receiver has its turn: nobody shall wait for him
+                if turn in answers:
+                    answer = answers.pop(turn)
+                    turn += 1
+                    if isinstance(answer, FedfaError):
+                        raise answer
+                    yield answer
+        finally:
+            self._drop()  # nobody will ask for these answers any more
+
+
+def longest(pending: dict[int, Job]) -> int:
+    """The number of the pending job to begin next."""
+    return max(pending, key=lambda number: (pending[number].length, -number))
+
+
+class Pool(Carrier):
     """Worker processes with one torch thread each.
 
     Args:
@@ -112,48 +191,6 @@ class Pool:
         for worker in self._workers:
             worker.told = False
 
-    def carry(self, jobs: Iterable[Job]) -> Iterator[Answer]:
-        """Do jobs; the answers come in the order of the jobs.
-
-        Within a window of :data:`WINDOW` jobs per worker, counted from the first one whose answer has not been handed
-        on, the longest are begun first: so no worker is left with a long job at the end, and no more answers than that
-        wait in memory. An error counts where its job stands: answers before it come first, jobs behind it are dropped.
-
-        A worker that ends on its own is replaced, and its job is begun again. The second time it is the job's error.
-        """
-        coming: Iterator[tuple[int, Job]] = enumerate(jobs)
-        pending: dict[int, Job] = {}
-        answers: dict[int, Answer | FedfaError] = {}
-        turn, seen, window = 0, 0, WINDOW * len(self._workers)
-        try:
-            while True:
-                for number, job in islice(coming, turn + window - seen):
-                    pending[number] = job
-                    seen += 1
-                self._begin(pending)
-                if turn not in answers and not self.busy:
-                    return
-                for number, answer in self._finished(pending, block=turn not in answers):
-                    answers[number] = answer
-                    if isinstance(answer, FedfaError):
-                        coming = iter(())
-                        for later in [later for later in pending if later > number]:
-                            del pending[later]
-                self._begin(pending)  # before the receiver has its turn: nobody shall wait for him
-                if turn in answers:
-                    answer = answers.pop(turn)
-                    turn += 1
-                    if isinstance(answer, FedfaError):
-                        raise answer
-                    yield answer
-        finally:
-            unwanted = [worker for worker in self._workers if worker.job is not None]
-            for worker in unwanted:  # nobody will ask for these answers any more; they are replaced when needed
-                worker.job = None
-                worker.kill()
-            for worker in unwanted:
-                worker.join()
-
     def close(self) -> None:
         """End all processes at once; they hold nothing that would be lost."""
         workers, self._workers = self._workers, []
@@ -164,15 +201,25 @@ class Pool:
         self._broadcast.close()
 
     # -- inside -----------------------------------------------------------------------------------------------
+    def _drop(self) -> None:
+        unwanted = [worker for worker in self._workers if worker.job is not None]
+        for worker in unwanted:  # they are replaced when needed
+            worker.job = None
+            worker.kill()
+        for worker in unwanted:
+            worker.join()
+
     def _begin(self, pending: dict[int, Job]) -> None:
         """Give the longest pending jobs to idle workers."""
+        if pending and not self._workers:
+            raise RuntimeError("the workers have been closed")
         for place, worker in enumerate(self._workers):
             if not pending:
                 return
             if worker.job is None:
                 if not worker.alive:
                     worker = self._replace(place)
-                number = max(pending, key=lambda number: (pending[number].length, -number))
+                number = longest(pending)
                 worker.begin(number, pending.pop(number), self._sent)
 
     def _finished(self, pending: dict[int, Job], *, block: bool) -> Iterator[tuple[int, Answer | FedfaError]]:

@@ -72,10 +72,7 @@ class Block:
         layout = place.lay_out(tree)
         if place.end > os.fstat(self._descriptor).st_size:
             os.ftruncate(self._descriptor, -(-place.end // mmap.PAGESIZE) * mmap.PAGESIZE)
-        memory = self._mapping()
-        for value, entry in place.tensors:
-            if value.numel():
-                _view(memory, entry).copy_(value)
+        place.fill(self._mapping())
         return layout
 
     def read(self, layout: Layout, *, private: bool = False) -> dict[str, Any]:
@@ -105,6 +102,26 @@ class Block:
         from multiprocessing.reduction import DupFd  # not every system has it
 
         return _attach, (DupFd(self._descriptor),)
+
+
+def pack(tree: Tree) -> tuple[Tensor, Layout]:
+    """A tree of tensors as one piece of memory, and what lies where.
+
+    Example:
+        >>> memory, layout = pack({"a": {"x": torch.arange(3)}, "b": {}})
+        >>> unpack(memory, layout)
+        {'a': {'x': tensor([0, 1, 2])}, 'b': {}}
+    """
+    place = _Placement()
+    layout = place.lay_out(tree)
+    memory = torch.empty(place.end, dtype=torch.uint8)
+    place.fill(memory)
+    return memory, layout
+
+
+def unpack(memory: Tensor, layout: Layout) -> dict[str, Any]:
+    """The inverse of :func:`pack`: the tensors as views of the memory."""
+    return _views(memory, layout)
 
 
 def _attach(descriptor: Any) -> Block:
@@ -138,6 +155,11 @@ class _Placement:
             name: self._place(value) if isinstance(value, Tensor) else self.lay_out(value)
             for name, value in tree.items()
         }
+
+    def fill(self, memory: Tensor) -> None:
+        for value, entry in self.tensors:
+            if value.numel():
+                _view(memory, entry).copy_(value)
 
     def _place(self, value: Tensor) -> list[Any]:
         value = dense(value)

@@ -131,13 +131,26 @@ class _Worker:
         if (sent := request.get("broadcast")) is not None:
             # A private view: a method that changes what it received does not change it for other workers.
             self._sent = sent["values"], self._broadcast.read(sent["tensors"], private=True)
-        values, tensors = self._sent
-        if "client" in request:
-            kept = self._inbox.read(request["tensors"])["kept"]
-            (result,) = self._local.train(plan_from(values, tensors), [request["client"]], lambda _: kept)
-            return describe_result(result)
-        first, last = request["samples"]
-        return {}, self._local.answers(tensors["model"], tensors["received"], values["client"], first, last)
+        return carry_out(self._local, request, *self._sent, self._inbox.read(request["tensors"]))
+
+
+def carry_out(
+    local: LocalEngine, request: Message, values: Message, tensors: dict[str, Any], own: dict[str, Any]
+) -> tuple[Message, Tree]:
+    """Train a client, or evaluate on a piece of the test set.
+
+    Args:
+        local: Does the work.
+        request: What is asked for.
+        values: What all workers were told last, the plain part of it.
+        tensors: Its tensors.
+        own: The tensors that came with the request.
+    """
+    if "client" in request:
+        (result,) = local.train(plan_from(values, tensors), [request["client"]], lambda _: own["kept"])
+        return describe_result(result)
+    first, last = request["samples"]
+    return {}, local.answers(tensors["model"], tensors["received"], values["client"], first, last)
 
 
 # -- the forms in which things travel ---------------------------------------------------------------------------------

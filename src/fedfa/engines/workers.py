@@ -14,13 +14,14 @@ their number is bounded.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 
 from fedfa.engines.engine import Engine
 from fedfa.engines.local import LocalEngine
-from fedfa.engines.pool import CannotStartError, Job, Pool, StartMethod, obstacle, start_method
+from fedfa.engines.pool import CannotStartError, Carrier, Job, Pool, StartMethod, obstacle, start_method
 from fedfa.engines.worker import describe_plan, result_from
 from fedfa.errors import ClientError, FedfaError
 from fedfa.learning.client import ClientResult, RoundPlan
@@ -44,26 +45,19 @@ def with_workers(local: LocalEngine, workers: int) -> Engine:
     return local
 
 
-class WorkersEngine:
-    """Clients in processes with one torch thread each, which live as long as the engine.
+class PooledEngine:
+    """Clients and evaluations as jobs of a pool, whatever carries them.
 
     Args:
         local: Does the same in one process.
-        workers: How many processes.
-        method: How they are started; left out, what the system is good for.
-
-    Raises:
-        CannotStartError: The processes cannot be had.
+        pool: Carries the jobs.
     """
 
-    def __init__(self, local: LocalEngine, workers: int, method: StartMethod | None = None) -> None:
-        self._local = local
-        self._pool = Pool(local, workers, method or start_method() or "spawn")
+    where: ClassVar[str] = "in a worker process"
+    """For messages: where the work is done."""
 
-    @property
-    def pids(self) -> list[int]:
-        """Ids of the processes."""
-        return self._pool.pids
+    def __init__(self, local: LocalEngine, pool: Carrier) -> None:
+        self._local, self._pool = local, pool
 
     def train(
         self, plan: RoundPlan, clients: Sequence[int], kept: Callable[[int], PartTensors]
@@ -88,16 +82,24 @@ class WorkersEngine:
             return self._local.evaluate(model, received, client)
         self._pool.broadcast({"client": client}, {"model": model, "received": received})
         ends = [piece * batches // pieces * batch for piece in range(pieces + 1)]
-        answers = [tensors for _, tensors in self._pool.carry(map(_piece, ends[:-1], ends[1:]))]
+        answers = [tensors for _, tensors in self._pool.carry(map(self._piece, ends[:-1], ends[1:]))]
         return self._local.judge({name: torch.cat([part[name] for part in answers]) for name in answers[0]}, client)
 
+    def evaluate_each(self, models: Mapping[int, Tensors], received: PartTensors) -> dict[int, Evaluation]:
+        """See :class:`~fedfa.engines.engine.Engine`."""
+        return {client: self.evaluate(model, received, client) for client, model in models.items()}
+
+    def remarks(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
     def close(self) -> None:
-        """End the processes."""
+        """End the workers."""
         self._pool.close()
 
     def _job(self, plan: RoundPlan, client: int, kept: Callable[[int], PartTensors]) -> Job:
         def error(problem: str) -> ClientError:
-            return ClientError(client, plan.round + 1, "in a worker process", problem)
+            return ClientError(client, plan.round + 1, self.where, problem)
 
         return Job(
             request={"client": client},
@@ -106,9 +108,30 @@ class WorkersEngine:
             error=error,
         )
 
+    def _piece(self, first: int, last: int) -> Job:
+        def error(problem: str) -> FedfaError:
+            return FedfaError(f"evaluation {self.where}: {problem}")
 
-def _piece(first: int, last: int) -> Job:
-    def error(problem: str) -> FedfaError:
-        return FedfaError(f"evaluation in a worker process: {problem}")
+        return Job(request={"samples": [first, last]}, tensors=dict, length=last - first, error=error)
 
-    return Job(request={"samples": [first, last]}, tensors=dict, length=last - first, error=error)
+
+class WorkersEngine(PooledEngine):
+    """Clients in processes with one torch thread each, which live as long as the engine.
+
+    Args:
+        local: Does the same in one process.
+        workers: How many processes.
+        method: How they are started; left out, what the system is good for.
+
+    Raises:
+        CannotStartError: The processes cannot be had.
+    """
+
+    def __init__(self, local: LocalEngine, workers: int, method: StartMethod | None = None) -> None:
+        self._processes = Pool(local, workers, method or start_method() or "spawn")
+        super().__init__(local, self._processes)
+
+    @property
+    def pids(self) -> list[int]:
+        """Ids of the processes."""
+        return self._processes.pids

@@ -85,8 +85,8 @@ def take_local_steps(
     chain = None if change_logits or change_loss else ctx.model.chain  # then the loss is the cross-entropy alone
     for epoch in range(epochs):
         ctx.epoch = epoch
-        orders = [torch.from_numpy(shuffle.permutation(ctx.size)) for shuffle in shuffles]
-        order = torch.stack(orders) if ctx.label_counts.dim() > 1 else orders[0]
+        orders = [shuffle.permutation(ctx.size) for shuffle in shuffles]
+        order = torch.from_numpy(np.stack(orders) if ctx.label_counts.dim() > 1 else orders[0])
         samples = _in_order(data, order)
         for number in range(ctx.batches_per_epoch):
             if ctx.steps == local.steps:

@@ -36,6 +36,9 @@ class WeightedSum:
             tensor([3., 6.])
         """
         weight = torch.as_tensor(weight, dtype=torch.float32)
+        usual = all(value.dtype is torch.float32 and value.is_contiguous() for value in values.values())
+        if weight.dim() == 0 and usual and values:  # all at once, by the same arithmetic
+            return cls(dict(zip(values, torch._foreach_mul(list(values.values()), weight), strict=True)), weight)
         weighted = {}
         for name, value in values.items():
             # Counters are averaged like the rest; widened in the main memory, because not every device has doubles.

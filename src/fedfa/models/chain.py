@@ -18,9 +18,9 @@ from fedfa.models.products import product
 
 @dataclass(frozen=True)
 class Chain:
-    """The linear layers of a network that is nothing else, each with whether a ReLU follows."""
+    """The linear layers of a network that is nothing else: weight, bias, and whether a ReLU follows."""
 
-    layers: list[tuple[nn.Linear, bool]]
+    layers: list[tuple[Tensor, Tensor | None, bool]]
 
     @classmethod
     def find(cls, module: nn.Module, head: nn.Linear, flatten: type[nn.Module] = nn.Flatten) -> Chain | None:
@@ -40,7 +40,9 @@ class Chain:
             elif type(leaf) is not flatten or layers:
                 return None
         trained = all(parameter.requires_grad for parameter in module.parameters())
-        return cls(layers) if trained and layers and layers[-1] == (head, False) else None
+        if not (trained and layers and layers[-1] == (head, False)):
+            return None
+        return cls([(layer.weight, layer.bias, relu) for layer, relu in layers])
 
     @torch.no_grad()
     def set_gradients(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -51,24 +53,24 @@ class Chain:
             y: Labels ``[…, B]``.
         """
         values = [x]
-        for layer, relu in self.layers:
-            value = product(values[-1], layer.weight.mT, layer.bias)
+        for weight, bias, relu in self.layers:
+            value = product(values[-1], weight.mT, bias)
             values.append(value.relu_() if relu else value)
         logits = values[-1]
         log_shares = logits.log_softmax(-1)
         target, batch = y.unsqueeze(-1), y.shape[-1]
         loss = log_shares.gather(-1, target).mean((-2, -1)).neg_()
         one = torch.zeros_like(logits).scatter_(-1, target, -1 / batch)
-        gradient = torch.ops.aten._log_softmax_backward_data(one, log_shares, -1, logits.dtype)
+        gradient = torch._log_softmax_backward_data(one, log_shares, -1, logits.dtype)
         for number in reversed(range(len(self.layers))):
-            layer, _ = self.layers[number]
-            layer.weight.grad = product(gradient.mT, values[number])
-            if layer.bias is not None:
-                layer.bias.grad = gradient.sum(-2)
+            weight, bias, _ = self.layers[number]
+            weight.grad = product(gradient.mT, values[number])
+            if bias is not None:
+                bias.grad = gradient.sum(-2)
             if number:
-                gradient = product(gradient, layer.weight)
-                if self.layers[number - 1][1]:
-                    gradient = torch.ops.aten.threshold_backward(gradient, values[number], 0)
+                gradient = product(gradient, weight)
+                if self.layers[number - 1][2]:
+                    gradient = torch.ops.aten.threshold_backward.default(gradient, values[number], 0)
         return values[-2], logits, loss
 
 

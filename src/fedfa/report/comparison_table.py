@@ -39,16 +39,3 @@ def _row(name: str, summary: Mapping[str, Any], metrics: Sequence[Mapping[str, A
         f"{summary['cpu_seconds']:.0f}" if "cpu_seconds" in summary else "–",
         *(f"{summary[f'bytes_{way}'] / 1e6:.1f}" for way in ("up", "down")),
     )
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows as a Markdown table, numbers to the right.
-
-    Example:
-        >>> print(markdown_table(["a", "b"], [["x", "1"]]))
-        | a | b |
-        |:--|--:|
-        | x | 1 |
-    """
-    marks = "|:--|" + "--:|" * (len(header) - 1)
-    return "\n".join(["| " + " | ".join(header) + " |", marks, *("| " + " | ".join(row) + " |" for row in rows)])

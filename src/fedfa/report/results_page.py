@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Collection
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from fedfa.errors import RunError
-from fedfa.report.comparison_table import HEADER, comparison_rows, markdown_table
+from fedfa.paper.declare import study
+from fedfa.paper.found import Runs
+from fedfa.paper.numbers import by_preset
+from fedfa.paper.tables import as_markdown, study_table
+from fedfa.report.comparison_table import HEADER, comparison_rows
+from fedfa.text_tables import markdown_table
 
 
 @dataclass(frozen=True)
@@ -41,15 +44,9 @@ def read_results(results: Path) -> list[Row]:
     return sorted(rows, key=lambda row: row.sort_key)
 
 
-def paper_numbers() -> dict[str, dict[str, list[float]]]:
-    """What the paper reports, by setting and method: mean and standard deviation in percent."""
-    text = resources.files("fedfa.studies").joinpath("paper_numbers.toml").read_text("utf-8")
-    return tomllib.loads(text)
-
-
 def results_table(results: Path, without: Collection[str] = ()) -> str:
     """The committed runs, but those of some settings, as a Markdown table with the paper's numbers beside them."""
-    paper = paper_numbers()
+    paper = by_preset()
     lines = [
         "| setting | run | method | variant | rounds | seed | final | mean of last ten | best | the paper | commit |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
@@ -70,7 +67,7 @@ def results_table(results: Path, without: Collection[str] = ()) -> str:
             f"**{100 * summary['final_accuracy']:.2f}**",
             f"{100 * summary['last10_accuracy']:.2f}",
             f"{100 * summary['best_accuracy']:.2f}",
-            f"{comparable[0]:.2f} ({comparable[1]:.2f})" if comparable else "–",
+            str(comparable).replace("(", " (") if comparable else "–",
             (summary["commit"] or "–")[:7],
         ]
         lines.append("| " + " | ".join(cells) + " |")
@@ -79,13 +76,15 @@ def results_table(results: Path, without: Collection[str] = ()) -> str:
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 _COMPARISON = re.compile(r"(<!-- comparison (\S+): begin -->\n).*?(<!-- comparison \2: end -->)", re.DOTALL)
+_PAPER = re.compile(r"(<!-- paper (\S+): begin -->\n).*?(<!-- paper \2: end -->)", re.DOTALL)
 
 
 def refresh_page(page: Path, results: Path) -> str:
     """The page's text with its tables made anew.
 
     Runs of a setting that has marks of its own (``<!-- comparison SETTING: begin -->`` … ``end``) stand side by side
-    between them; all others are listed between the marks for results.
+    between them; all others are listed between the marks for results. Between ``<!-- paper NAME: begin -->`` … ``end``
+    goes one of the paper's tables, ours beside the paper's.
     """
     text = page.read_text(encoding="utf-8")
     compared = {found.group(2) for found in _COMPARISON.finditer(text)}
@@ -99,7 +98,11 @@ def refresh_page(page: Path, results: Path) -> str:
         begin, setting, end = found.groups()
         return f"{begin}\n{comparison_table(results / setting)}\n\n{end}"
 
-    return _COMPARISON.sub(table, text)
+    def paper_table(found: re.Match[str]) -> str:
+        begin, name, end = found.groups()
+        return f"{begin}\n{as_markdown(study_table(study(name), Runs.below([results])))}\n\n{end}"
+
+    return _PAPER.sub(paper_table, _COMPARISON.sub(table, text))
 
 
 def comparison_table(setting: Path) -> str:

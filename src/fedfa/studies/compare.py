@@ -12,10 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedfa.errors import RunError, SettingsError
+from fedfa.algorithms.registry import methods_of, part_types
+from fedfa.errors import FedfaError, RunError, SettingsError
 from fedfa.studies.folder import RunFolder
+from fedfa.studies.layers import absolute_files
 from fedfa.studies.run import same_run
 from fedfa.studies.settings import Settings
+from fedfa.studies.setup import method_fingerprints
+
+GRACE_SECONDS = 30.0
+"""How long a process that was asked to end may take."""
 
 CellWatcher = Callable[["Cell", dict[str, Any]], None]
 """Called with a cell and the record of each of its rounds, as they come."""
@@ -30,10 +36,42 @@ class Cell:
     settings: Settings
     folder: Path
 
+    @property
+    def name(self) -> str:
+        """What the cell is called in messages."""
+        return self.folder.name
+
+    def matches(self, recorded: Settings) -> bool:
+        """Whether a run with these settings is this cell."""
+        return same_run(recorded, self.settings)
+
     def finished(self) -> bool:
-        """Whether the folder holds the finished record of exactly this run."""
+        """Whether the folder holds the finished record of exactly this run.
+
+        Raises:
+            RunError: The folder is damaged, or a method's file was changed since: the record is of something else.
+        """
         record = RunFolder(self.folder)
-        return record.summary() is not None and same_run(record.settings(), self.settings)
+        try:
+            if record.summary() is None or not self.matches(record.settings()):
+                return False
+            recorded = record.origin()
+        except (FedfaError, ValueError, OSError) as error:  # JSON's and TOML's errors are ValueErrors
+            raise RunError(f"{self.folder} cannot be read ({error}); remove it or choose another --out") from None
+        now = method_fingerprints(self.settings.algorithm.recipe)
+        if changed := [what for what, mark in now.items() if recorded.get(what, mark) != mark]:
+            raise RunError(
+                f"{', '.join(changed)} changed since {self.folder} was run; remove that folder or choose another --out"
+            )
+        return True
+
+    def command(self) -> list[str]:
+        """The arguments of ``fedfa`` that run it, or go on with it. The cells share the cores: one process each."""
+        return ["run", "--resume", "--workers", "1", "--out", str(self.folder)]
+
+    def ready(self) -> bool:
+        """Whether it can begin, or should wait for another cell to end."""
+        return True
 
 
 def plan_cells(
@@ -61,17 +99,40 @@ def plan_cells(
             if variant:
                 own["algorithm"]["variant"] = variant
             stem = "-".join(Path(name).stem for name in recipe.split("+")) + (f"-{variant}" if variant else "")
-            cells.append(Cell(method, Settings.resolve(*layers, own), out / f"{stem}-s{seed}"))
+            cells.append(Cell(method, _resolve(layers, own), out / f"{stem}-s{seed}"))
     folders = [cell.folder for cell in cells]
     if twice := next((folder for folder in folders if folders.count(folder) > 1), None):
         raise SettingsError(f"two runs would go to {twice}; name each method and each seed once")
     return cells
 
 
+def _resolve(layers: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> Settings:
+    """The cell's settings; options of a part that this method lacks are refused with the way to write them."""
+    try:
+        return Settings.resolve(*layers, own)
+    except SettingsError as error:
+        tables = {key for layer in layers for key, value in layer.get("algorithm", {}).items() if _is_table(value)}
+        mine = {kind.name for kind in part_types(methods_of(absolute_files(own["algorithm"]["recipe"])))}
+        if foreign := sorted(tables - mine):
+            part = foreign[0]
+            raise SettingsError(
+                f"{error}. For the methods that have it, and no others, write with.{part} instead of algorithm.{part}: "
+                f"--set with.{part}.OPTION=VALUE"
+            ) from None
+        raise
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
 @dataclass
 class _Running:
+    cell: Cell
     process: subprocess.Popen[bytes]
     log: Path
+    before: int
+    """Where this process' part of the log begins."""
     shown: int = 0
 
 
@@ -82,67 +143,105 @@ class Comparison:
     Two processes with one thread each are faster than one with two, and the results are the same.
 
     Args:
-        cells: What to run; finished ones are left alone.
+        cells: What to run, in this order; finished ones are left alone.
         jobs: How many at a time.
         watch: Told of each round.
         stop_at_failure: Do not begin or go on with the others once a cell failed.
+        seconds: Stop in good order after so long; the rounds that are done are saved, and the next call goes on.
     """
 
     cells: Sequence[Cell]
     jobs: int
     watch: CellWatcher
     stop_at_failure: bool = False
+    seconds: float | None = None
     failed: dict[str, str] = field(default_factory=dict)
-    """What went wrong, by the cell's folder name; the other cells go on unless told otherwise."""
-    _running: dict[str, _Running] = field(default_factory=dict)
+    """What went wrong, by the cell's name; the other cells go on unless told otherwise."""
+    busy: list[str] = field(default_factory=list)
+    """Cells that another process is working on; they were left to it."""
+    out_of_time: bool = False
+    """Whether it stopped because the time was over."""
+    _running: dict[Path, _Running] = field(default_factory=dict)
 
     def run(self) -> None:
         """Run what is missing. On any interruption every process is stopped in good order; call again to go on."""
-        waiting = [cell for cell in self.cells if not cell.finished()]
-        by_name = {cell.folder.name: cell for cell in self.cells}
+        began = time.monotonic()
+        waiting = [cell for cell in self.cells if self._is_missing(cell)]
         try:
             while (waiting or self._running) and not (self.failed and self.stop_at_failure):
-                while waiting and len(self._running) < self.jobs:
-                    cell = waiting.pop(0)
-                    try:
-                        self._running[cell.folder.name] = self._start(cell)
-                    except RunError as error:
-                        self.failed[cell.folder.name] = str(error)
-                for name in list(self._running):
-                    self._look(by_name[name])
+                if self.seconds is not None and time.monotonic() - began >= self.seconds:
+                    self.out_of_time = True
+                    break
+                self._fill(waiting)
+                for running in list(self._running.values()):
+                    self._look(running)
                 time.sleep(0.2 if self._running else 0)
         finally:
             self._stop()
 
-    def _start(self, cell: Cell) -> _Running:
+    def _is_missing(self, cell: Cell) -> bool:
+        try:
+            return not cell.finished()
+        except RunError as error:
+            self.failed[cell.name] = str(error)
+            return False
+
+    def _fill(self, waiting: list[Cell]) -> None:
+        """Begin cells while there is room; one that waits for another begins anyway once nothing else is going on."""
+        while waiting and len(self._running) < self.jobs:
+            ready = (number for number, cell in enumerate(waiting) if cell.ready())
+            chosen = next(ready, None if self._running else 0)
+            if chosen is None:
+                return
+            cell = waiting.pop(chosen)
+            try:
+                running = self._start(cell)
+            except RunError as error:
+                self.failed[cell.name] = str(error)
+            else:
+                if running is None and self.stop_at_failure:
+                    self.failed[cell.name] = f"{cell.folder} is being written by another process"
+                elif running is None:
+                    self.busy.append(cell.name)
+                else:
+                    self._running[cell.folder] = running
+
+    def _start(self, cell: Cell) -> _Running | None:
+        """Begin the cell's process; None if another process is working on the cell."""
         record = RunFolder(cell.folder)
+        if record.in_use():
+            return None
         if (cell.folder / "config.toml").exists():
-            if not same_run(record.settings(), cell.settings):
+            if not cell.matches(record.settings()):
                 raise RunError(f"{cell.folder} holds a run with other settings; remove it or choose another --out")
         else:
             record.create(cell.settings)
             record.close()
         log = cell.folder.parent / f"{cell.folder.name}.log"
-        # The cells already share the cores; one process each.
-        command = [sys.executable, "-m", "fedfa", "run", "--resume", "--workers", "1", "--out", str(cell.folder)]
-        with log.open("wb") as file:
+        # As a child that watches this process: however this one ends, no training is left behind.
+        command = [sys.executable, "-m", "fedfa.cli.child", *cell.command()]
+        with log.open("ab") as file:
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "COLUMNS": "1000"}
-            return _Running(subprocess.Popen(command, stdout=file, stderr=file, env=environment), log)
+            before = log.stat().st_size
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=file, env=environment)
+            return _Running(cell, process, log, before)
 
-    def _look(self, cell: Cell) -> None:
-        running = self._running[cell.folder.name]
+    def _look(self, running: _Running) -> None:
         code = running.process.poll()
+        cell = running.cell
         for record in RunFolder(cell.folder).metrics():
             if record["round"] > running.shown:
                 running.shown = record["round"]
                 self.watch(cell, record)
         if code is None:
             return
-        del self._running[cell.folder.name]
+        del self._running[cell.folder]
+        _close(running.process)
         if code:
-            _, mark, reason = running.log.read_text(encoding="utf-8", errors="replace").rpartition("error:")
+            said = running.log.read_bytes()[running.before :].decode("utf-8", errors="replace")
+            _, mark, reason = said.rpartition("error:")
             killed = " (killed, perhaps for lack of memory: fewer --jobs)" if code == -signal.SIGKILL else ""
-            self.failed[cell.folder.name] = reason.strip() if mark else f"ended with code {code}{killed}; {running.log}"
+            self.failed[cell.name] = reason.strip() if mark else f"ended with code {code}{killed}; {running.log}"
         else:
             running.log.unlink(missing_ok=True)
 
@@ -150,5 +249,15 @@ class Comparison:
         for running in self._running.values():
             running.process.terminate()
         for running in self._running.values():
-            running.process.wait()
+            try:
+                running.process.wait(timeout=GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                running.process.kill()
+                running.process.wait()
+            _close(running.process)
         self._running.clear()
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        process.stdin.close()

@@ -58,8 +58,7 @@ def conclude(
         advice = f"finish it with: fedfa run --resume --out {source}" if begun else "there is no config.toml in it"
         raise RunError(f"{source} is not a finished run; {advice}")
     before = trained.settings()
-    recipe = f"{before.algorithm.recipe}+{method}" if method else before.algorithm.recipe
-    settings = Settings.resolve(merge(before.to_dict(), {"algorithm": {"recipe": recipe}}), options or {})
+    settings = concluded_settings(before, method, options)
     changed = _changed_parts(before, settings)
     if not changed or not settings.recipe().surveys:
         raise RunError(
@@ -80,6 +79,7 @@ def conclude(
         for record in trained.metrics():
             if "survey" not in record:
                 folder.append_metrics(record)
+        folder.insight.copy(trained.insight)
         tensors = load_tensors(trained.path / "checkpoint.safetensors")
         fresh = laboratory.initial_state().parts
         for part in changed:
@@ -88,6 +88,17 @@ def conclude(
     finally:
         folder.close()
     return run(settings, out, resume=True, model=model, data=data, watch=watch)
+
+
+def concluded_settings(before: Settings, method: str | None, options: Mapping[str, Any] | None = None) -> Settings:
+    """The settings of the run that :func:`conclude` makes from a run with these settings.
+
+    Example:
+        >>> concluded_settings(Settings.preset("digits-c2"), "ccvr").algorithm.recipe
+        'fedfa+ccvr'
+    """
+    recipe = f"{before.algorithm.recipe}+{method}" if method else before.algorithm.recipe
+    return Settings.resolve(merge(before.to_dict(), {"algorithm": {"recipe": recipe}}), options or {})
 
 
 def _changed_parts(before: Settings, after: Settings) -> list[Part[Any]]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -33,6 +35,27 @@ def write_atomically(path: Path, content: bytes | str) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def append_line(path: Path, record: Mapping[str, Any]) -> None:
+    """Add a record to a file of JSON lines, and flush it to the disk: a checkpoint that counts it may follow."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record, allow_nan=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Every complete record of a file of JSON lines, in order; one cut short by a crash is passed over."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines[:-1]]  # what follows the last newline is incomplete
+
+
+def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Replace a file of JSON lines."""
+    write_atomically(path, "".join(json.dumps(record) + "\n" for record in records))
 
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -7,11 +7,13 @@
 ``summary.json``      the result, once the run is finished
 ``checkpoint.safetensors``  the server's state after the last saved round
 ``clients/``          what clients keep between rounds, one file per client and version
+``insight.jsonl``, ``insight/``  what was seen inside, where somebody looked (see :mod:`fedfa.insight`)
 ``model.safetensors``, ``server.safetensors``  the final model; the final state of the server (anchors …)
 ====================  =============================================================================================
 
 A checkpoint is the commit point. Clients' files are written before it under new names and deleted after it, and the
-metrics are cut back to it on resume, so a run that was killed at any moment goes on from a consistent state.
+metrics (and what was seen inside) are cut back to it on resume, so a run that was killed at any moment goes on from a
+consistent state.
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ from typing import Any
 import torch
 
 from fedfa.errors import RunError
+from fedfa.insight.records import InsightRecords
 from fedfa.learning.server import ServerState
 from fedfa.learning.tensors import PartTensors, Tensors, flatten, unflatten
-from fedfa.studies.files import load_tensors, save_tensors, write_atomically
+from fedfa.studies.files import append_line, load_tensors, read_lines, save_tensors, write_atomically, write_lines
 from fedfa.studies.settings import Settings, read_toml
 
 _CLIENTS = "kept_by_clients"
@@ -37,6 +40,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.insight = InsightRecords(path)
         self._versions: dict[int, int] = {}
         self._unsaved: dict[int, int] = {}
         self._obsolete: list[Path] = []
@@ -68,13 +72,7 @@ class RunFolder:
         self._acquire()
         for leftover in self.path.rglob(".*.tmp"):
             leftover.unlink(missing_ok=True)
-        checkpoint = self.path / "checkpoint.safetensors"
-        state = None
-        self._versions = {}
-        if checkpoint.exists():
-            tensors = load_tensors(checkpoint)
-            self._versions = {int(client): int(version) for client, version in tensors.pop(_CLIENTS).tolist()}
-            state = ServerState.from_tensors(tensors)
+        state = self.saved()
         if state is not None or self.summary() is None:
             current = {self._client_file(client, version) for client, version in self._versions.items()}
             for file in (self.path / "clients").glob("*.safetensors"):
@@ -83,6 +81,19 @@ class RunFolder:
         if self.summary() is None:  # a finished run's record is whole; a survey's line comes after the last checkpoint
             self._cut_metrics(0 if state is None else state.round)
         return state
+
+    def saved(self) -> ServerState | None:
+        """The state after the last saved round, None if there is none; :meth:`load_kept` then is what belongs to it.
+
+        Only reads: the run is not taken up, and another process may be at work on it.
+        """
+        checkpoint = self.path / "checkpoint.safetensors"
+        self._versions = {}
+        if not checkpoint.exists():
+            return None
+        tensors = load_tensors(checkpoint)
+        self._versions = {int(client): int(version) for client, version in tensors.pop(_CLIENTS).tolist()}
+        return ServerState.from_tensors(tensors)
 
     def settings(self) -> Settings:
         """The settings the run was started with."""
@@ -112,6 +123,17 @@ class RunFolder:
                 "started with, or choose another --out"
             )
 
+    def in_use(self) -> bool:
+        """Whether a process is writing here now."""
+        if not self.path.is_dir():
+            return False
+        try:
+            self._acquire()
+        except RunError:
+            return True
+        self.close()
+        return False
+
     def close(self) -> None:
         """Let go of the lock."""
         if self._lock is not None:
@@ -127,10 +149,7 @@ class RunFolder:
 
     def append_metrics(self, record: dict[str, Any]) -> None:
         """Add a round's record."""
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record, allow_nan=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())  # a checkpoint that counts this round may follow
+        append_line(self.path / "metrics.jsonl", record)
 
     def save_kept(self, client: int, round: int, kept: PartTensors) -> None:
         """Store what a client keeps; counts from the next checkpoint on."""
@@ -167,11 +186,7 @@ class RunFolder:
     # -- reading ----------------------------------------------------------------------------------------------
     def metrics(self) -> list[dict[str, Any]]:
         """Every complete record, in order; a line cut short by a crash is passed over."""
-        path = self.path / "metrics.jsonl"
-        if not path.exists():
-            return []
-        lines = path.read_text(encoding="utf-8").split("\n")
-        return [json.loads(line) for line in lines[:-1]]  # what follows the last newline is incomplete
+        return read_lines(self.path / "metrics.jsonl")
 
     def summary(self) -> dict[str, Any] | None:
         """The result, or None while the run is not finished."""
@@ -190,8 +205,8 @@ class RunFolder:
         return self.path / "clients" / f"{client}.round{version}.safetensors"
 
     def _cut_metrics(self, rounds: int) -> None:
-        kept = [record for record in self.metrics() if record["round"] <= rounds]
-        write_atomically(self.path / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in kept))
+        write_lines(self.path / "metrics.jsonl", [record for record in self.metrics() if record["round"] <= rounds])
+        self.insight.cut(rounds)
 
     def _acquire(self) -> None:
         try:

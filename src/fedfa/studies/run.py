@@ -19,14 +19,14 @@ from fedfa.data import DataSet
 from fedfa.engines.engine import Engine
 from fedfa.errors import RunError
 from fedfa.learning.client import MODEL, RoundPlan
-from fedfa.learning.cohort import choose_cohort
 from fedfa.learning.evaluate import mean_evaluation
-from fedfa.learning.part import LocalTraining, Role
+from fedfa.learning.part import Role
 from fedfa.learning.server import ServerState, finish_round, finish_survey
 from fedfa.learning.sums import Total, sums_nbytes
 from fedfa.learning.tensors import Tensors, flatten, nbytes
 from fedfa.studies.folder import RunFolder
 from fedfa.studies.layers import flat
+from fedfa.studies.outcome import accuracies, costs
 from fedfa.studies.settings import Settings
 from fedfa.studies.setup import Laboratory, ModelMaker, prepare
 
@@ -36,7 +36,10 @@ Watcher = Callable[[dict[str, Any]], None]
 Finish = Callable[..., ServerState]
 """What the server does with the total: :func:`finish_round` or :func:`finish_survey`."""
 
-FREE_ON_RESUME = {"data.dir", "data.offline", "checkpoint.every", "engine.workers"}
+FREE_ON_RESUME = {
+    "data.dir", "data.offline", "checkpoint.every",
+    "engine.kind", "engine.address", "engine.workers", "engine.execution",
+}  # fmt: skip
 """Settings that cannot change a result: they may differ when a run is resumed."""
 
 
@@ -63,6 +66,7 @@ def run(
     model: ModelMaker | None = None,
     data: DataSet | None = None,
     watch: Watcher | None = None,
+    laboratory: Callable[[Settings], Laboratory] | None = None,
 ) -> RunResult:
     """Train, evaluate and record.
 
@@ -73,6 +77,7 @@ def run(
         model: Makes your own network (or is one), instead of ``settings.model.name``.
         data: Your own data set, instead of ``settings.data.name``.
         watch: Called after each round with its record.
+        laboratory: Makes what the run works with, in its own way (another engine); model and data are then its own.
 
     Raises:
         FedfaError: With what is wrong and what to do.
@@ -101,9 +106,9 @@ def run(
             state = None
         summary = folder.summary()
         if summary is None:
-            laboratory = prepare(settings, model=model, data=data)
-            folder.check_origin(laboratory.origin())
-            summary = _Rounds(laboratory, folder, watch).run(state or laboratory.initial_state())
+            lab = laboratory(settings) if laboratory is not None else prepare(settings, model=model, data=data)
+            folder.check_origin(lab.origin())
+            summary = _Rounds(lab, folder, watch).run(state or lab.initial_state())
         return RunResult(folder.path, summary, folder.metrics(), folder.model())
     finally:
         folder.close()
@@ -140,8 +145,9 @@ class _Rounds:
 
     def __init__(self, laboratory: Laboratory, folder: RunFolder, watch: Watcher | None) -> None:
         self.lab, self.settings, self.folder, self.watch = laboratory, laboratory.settings, folder, watch
-        self.sizes: np.ndarray = laboratory.federation.partition.sizes
+        self.sizes = laboratory.sizes
         self.has_local = Role.LOCAL in laboratory.roles.values()
+        self.observer = laboratory.observer()
 
     def run(self, state: ServerState) -> dict[str, Any]:
         """All rounds that are missing, and what follows the last one."""
@@ -165,15 +171,12 @@ class _Rounds:
         return summary
 
     def _round(self, engine: Engine, state: ServerState) -> ServerState:
-        settings, lab = self.settings, self.lab
-        cohort = choose_cohort(
-            self.sizes, settings.cohort.count(len(self.sizes)), settings.cohort.selection, settings.seed, state.round
-        )
-        local = settings.local.in_round(state.round)
+        lab, cohort = self.lab, self.lab.cohort(state.round)
+        local = self.settings.local.in_round(state.round)
         if lab.recipe.pools_data:  # one site with everybody's data does the work of this round's cohort
             local = replace(local, steps=sum(local.steps_on(int(self.sizes[client])) for client in cohort))
             cohort = [0]
-        return self._exchange(engine, state, self._plan(state, local), cohort, finish_round)
+        return self._exchange(engine, state, lab.plan(state, local), cohort, finish_round)
 
     def _survey(self, engine: Engine, state: ServerState) -> ServerState:
         """After the last round: every client that holds data tells what the parts ask of it.
@@ -181,30 +184,25 @@ class _Rounds:
         Not checkpointed: it follows from the last checkpoint, so a run that is killed here repeats it, and a run that
         is made longer goes on from the model before it.
         """
-        plan = replace(self._plan(state, self.settings.local.in_round(state.round)), survey=True)
+        plan = replace(self.lab.plan(state, self.settings.local.in_round(state.round)), survey=True)
         clients = [0] if self.lab.recipe.pools_data else [int(c) for c in np.flatnonzero(self.sizes)]
         return self._exchange(engine, state, plan, clients, finish_survey)
-
-    def _plan(self, state: ServerState, local: LocalTraining) -> RoundPlan:
-        return RoundPlan(
-            round=state.round,
-            model=state.model,
-            received=self.lab.recipe.broadcast(state.parts, state.round),
-            local=local,
-            seed=self.settings.seed,
-            rounds=self.settings.rounds,
-        )
 
     def _exchange(
         self, engine: Engine, state: ServerState, plan: RoundPlan, clients: list[int], finish: Finish
     ) -> ServerState:
         """Send the plan to the clients, add up what they return, let the server finish, evaluate, record."""
-        lab = self.lab
+        lab, before, observer = self.lab, state, self.observer
         started = time.perf_counter()
         total = Total(keep_each=lab.recipe.needs_each)
         samples, bytes_up, cpu_seconds, losses = 0, 0, 0.0, []
-        for result in engine.train(plan, clients, self.folder.load_kept):
+        took_part: list[int] = []  # all of them, unless the engine goes on without some
+        asked = plan if observer is None else observer.ask(plan, clients)
+        for result in engine.train(asked, clients, self.folder.load_kept):
+            if observer is not None:
+                result = observer.take(result)
             total.add(result.sums)
+            took_part.append(result.client)
             if not plan.survey:
                 self.folder.save_kept(result.client, state.round + 1, result.kept)
             samples += result.sample_steps
@@ -216,9 +214,9 @@ class _Rounds:
         sent = nbytes({n: t for n, t in plan.model.items() if lab.roles[n].travels})
         record: dict[str, Any] = {
             "round": state.round + plan.survey,
-            **self._evaluate(engine, state, clients),
+            **self._evaluate(engine, state, took_part),
             "train_loss": sum(losses) / len(losses) if losses else None,
-            "cohort": clients,
+            "cohort": took_part,
             "train_seconds": round(seconds, 4),
             "cpu_seconds": round(cpu_seconds, 4),
             "samples_per_second": round(samples / seconds, 1),
@@ -226,8 +224,11 @@ class _Rounds:
             "bytes_down": (sent + nbytes(flatten(plan.received))) * len(clients),
             "learning_rate": plan.local.lr,
             **({"survey": True} if plan.survey else {}),
+            **engine.remarks(),
         }
         self.folder.append_metrics(record)
+        if observer is not None and (seen := observer.observe(before, state)) is not None:
+            self.folder.insight.add(seen)
         if self.watch is not None:
             self.watch(record)
         return state
@@ -240,7 +241,7 @@ class _Rounds:
         by_client: dict[str, Any] = {}
         if self.has_local:  # no global model exists: this round's clients, each with its own tensors on its own domains
             own = {client: {**state.model, **self.folder.load_kept(client).get(MODEL, {})} for client in cohort}
-            each = {client: engine.evaluate(model, received, client) for client, model in own.items()}
+            each = engine.evaluate_each(own, received)
             evaluation = mean_evaluation(list(each.values()))
             by_client = {"client_accuracy": {str(client): one.accuracy for client, one in each.items()}}
         else:
@@ -255,22 +256,11 @@ class _Rounds:
 
 
 def summarise(settings: Settings, metrics: list[dict[str, Any]], lab: Laboratory) -> dict[str, Any]:
-    """The result of a run: always final, best and the mean of the last ten evaluations, named as such.
-
-    Where a survey follows the last round, the final accuracy is the one after it; best and mean are of the rounds.
-    """
-    evaluated = [record["accuracy"] for record in metrics if record["accuracy"] is not None and "survey" not in record]
-    after = [record["accuracy"] for record in metrics if "survey" in record]
+    """The result of a run, what it was made with and where."""
     return {
-        "final_accuracy": after[-1] if after else evaluated[-1],
-        **({"accuracy_before_survey": evaluated[-1]} if after else {}),
-        "best_accuracy": max(evaluated),
-        "last10_accuracy": sum(evaluated[-10:]) / len(evaluated[-10:]),
+        **accuracies(metrics),
         "rounds": settings.rounds,
-        "seconds": round(sum(record["train_seconds"] for record in metrics), 2),
-        "cpu_seconds": round(sum(record.get("cpu_seconds", 0.0) for record in metrics), 2),
-        "bytes_up": sum(record["bytes_up"] for record in metrics),
-        "bytes_down": sum(record["bytes_down"] for record in metrics),
+        **costs(metrics),
         "algorithm": settings.algorithm.recipe,
         "variant": settings.algorithm.variant,
         "seeds": {"training": settings.seed, "data": settings.data.seed},

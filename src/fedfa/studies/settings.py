@@ -17,10 +17,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fedfa.algorithms.registry import build_recipe, validate_options
 from fedfa.data import PartitionSpec, parse_partition
+from fedfa.engines.execution import Execution
 from fedfa.errors import DataError, SettingsError
+from fedfa.insight.observer import LAST_ROUND
 from fedfa.learning.cohort import Selection
 from fedfa.learning.device import DeviceName
-from fedfa.learning.part import LocalTraining
+from fedfa.learning.part import LocalTraining, Precision
 from fedfa.learning.recipe import Recipe
 from fedfa.messages import nearest, validation_message
 from fedfa.studies.layers import DEFAULT_RECIPE, stack
@@ -119,12 +121,16 @@ class LocalSettings(Section):
     weight_decay: float = Field(0.001, ge=0)
     drop_last: bool = False
     """Leave out an incomplete last batch (BatchNorm cannot train on a single sample)."""
+    precision: Precision = "float32"
+    """``"bfloat16"``: networks compute in numbers of 8 bits' precision while they train. Faster where the processor
+    knows them, and another result: compare only runs of one precision. Weights, sums, evaluations stay float32."""
 
     def in_round(self, round: int) -> LocalTraining:
         """The values of one round, counted from 0."""
         return LocalTraining(
             epochs=self.epochs, batch_size=self.batch_size, lr=self.lr * self.lr_decay**round,
             momentum=self.momentum, weight_decay=self.weight_decay, drop_last=self.drop_last,
+            precision=self.precision,
         )  # fmt: skip
 
 
@@ -134,6 +140,31 @@ class EvaluationSettings(Section):
     every: int = Field(1, ge=1)
     """Rounds between evaluations; the last round is always evaluated."""
     batch_size: int = Field(500, ge=1)
+
+
+class InsightSettings(Section):
+    """When and how the training is looked into. Nothing here changes a result; see docs/insight.md."""
+
+    every: int = Field(0, ge=0)
+    """Rounds between measurements, 0 for none; the last round is measured too."""
+    samples: int = Field(500, ge=1)
+    """Size of the probe: test samples, the same in every run with this ``data.seed``, even over domains and classes."""
+    clients: int = Field(10, ge=1)
+    """How many of a round's clients are compared, pair by pair."""
+    features: tuple[int, ...] = ()
+    """Rounds whose probe features are stored, e.g. for t-SNE; -1 is the last round."""
+
+    @field_validator("features")
+    @classmethod
+    def _rounds(cls, rounds: tuple[int, ...]) -> tuple[int, ...]:
+        if wrong := [round for round in rounds if round < 1 and round != LAST_ROUND]:
+            raise ValueError(f"rounds are counted from 1, and -1 is the last; not {wrong[0]}")
+        return rounds
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is measured."""
+        return self.every > 0 or bool(self.features)
 
 
 class CheckpointSettings(Section):
@@ -146,8 +177,18 @@ class CheckpointSettings(Section):
 class EngineSettings(Section):
     """How the work is carried. Nothing here changes a result."""
 
+    kind: Literal["local", "ray"] = "local"
+    """``"local"``: this machine; ``"ray"``: the nodes of a Ray cluster."""
+    address: str | None = None
+    """With ``kind = "ray"``, the cluster's HOST:PORT, ``"local"`` for one of its own on this machine, or ``"auto"``;
+    left out: RAY_ADDRESS, else the cluster that this machine belongs to."""
     workers: int | Literal["auto"] = "auto"
-    """Processes that train clients; ``"auto"``: one per core where that pays, 1: this process."""
+    """Processes that train clients; ``"auto"``: one per core where that pays, 1: this process. On a cluster: at most so
+    many, ``"auto"``: one per core."""
+
+    execution: Execution = "auto"
+    """``"stacked"``: clients of equal size train side by side, as one network with a client axis; much faster for small
+    networks. ``"each"``: one by one. ``"auto"``: stacked where a trial is faster and gives the same bits."""
 
     @field_validator("workers", mode="plain")
     @classmethod
@@ -172,6 +213,7 @@ class Settings(Section):
     cohort: CohortSettings = Field(default_factory=CohortSettings)
     local: LocalSettings = Field(default_factory=LocalSettings)
     evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
+    insight: InsightSettings = Field(default_factory=InsightSettings)
     checkpoint: CheckpointSettings = Field(default_factory=CheckpointSettings)
     engine: EngineSettings = Field(default_factory=EngineSettings)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -16,11 +17,18 @@ from fedfa.data import DataSet, Federation, load, partition
 from fedfa.data.normalise import named_normalisation
 from fedfa.engines.cores import choose_workers
 from fedfa.engines.engine import Engine
+from fedfa.engines.execution import choose_execution
 from fedfa.engines.local import LocalEngine
+from fedfa.engines.ray_engine import RayEngine
 from fedfa.engines.workers import with_workers
-from fedfa.errors import ModelError
+from fedfa.errors import ModelError, SettingsError
+from fedfa.insight.look import Look
+from fedfa.insight.observer import Observer, Schedule
+from fedfa.insight.probe import Probe
+from fedfa.learning.client import RoundPlan
+from fedfa.learning.cohort import choose_cohort
 from fedfa.learning.device import choose_device
-from fedfa.learning.part import Role, Task
+from fedfa.learning.part import LocalTraining, Role, Task
 from fedfa.learning.random import torch_stream
 from fedfa.learning.recipe import Recipe
 from fedfa.learning.server import ServerState
@@ -50,30 +58,84 @@ class Laboratory:
         model = contiguous(clone(self.task.model.state()))
         return ServerState(0, model, {part: contiguous(tensors) for part, tensors in parts.items()})
 
+    @property
+    def sizes(self) -> np.ndarray:
+        """How many samples each client holds."""
+        return self.federation.partition.sizes
+
+    def cohort(self, round: int) -> list[int]:
+        """The clients of a round, counted from 0."""
+        cohort, sizes = self.settings.cohort, self.sizes
+        return choose_cohort(sizes, cohort.count(len(sizes)), cohort.selection, self.settings.seed, round)
+
+    def plan(self, state: ServerState, local: LocalTraining) -> RoundPlan:
+        """What the server sends to the clients that follow this state, and how they train."""
+        return RoundPlan(
+            round=state.round,
+            model=state.model,
+            received=self.recipe.broadcast(state.parts, state.round),
+            local=local,
+            seed=self.settings.seed,
+            rounds=self.settings.rounds,
+        )
+
     def origin(self) -> dict[str, str]:
         """Fingerprints of what a result depends on besides the settings."""
         module = self.task.model.module
         shapes = {name: (tuple(value.shape), str(value.dtype)) for name, value in self.task.model.state().items()}
-        files = [Path(name) for name in recipe_names(self.settings.algorithm.recipe) if name.endswith(".py")]
         return {
             "data": self.federation.dataset.fingerprint,
             "network": _fingerprint(f"{module!r}\n{shapes}".encode()),
-            **{f"method {path.name}": _fingerprint(path.read_bytes()) for path in files},
+            **method_fingerprints(self.settings.algorithm.recipe),
         }
 
-    def engine(self) -> Engine:
-        """The engine that the settings ask for."""
-        local = LocalEngine(
-            self.federation.pooled() if self.recipe.pools_data else self.federation,
+    @property
+    def clients(self) -> Federation:
+        """The clients as the method sees them: one with all the data, where it pools them."""
+        return self.federation.pooled() if self.recipe.pools_data else self.federation
+
+    def observer(self) -> Observer | None:
+        """Looks inside, if the settings ask for it."""
+        insight = self.settings.insight
+        if not insight.on:
+            return None
+        return Observer(
+            Schedule(self.settings.rounds, insight.every, insight.features),
+            Probe.of(self.federation.dataset, insight.samples, self.settings.data.seed),
+            insight.clients,
+            self.clients,
+            self.task.model,
+            shared=Role.LOCAL not in self.roles.values(),
+        )
+
+    def local_engine(self) -> LocalEngine:
+        """The engine that does everything in this process."""
+        return LocalEngine(
+            self.clients,
             self.task.model,
             self.recipe,
             self.roles,
             self.device,
             self.settings.evaluation.batch_size,
         )
+
+    def engine(self) -> Engine:
+        """The engine that the settings ask for."""
+        local = self.local_engine()
         clients = 1 if self.recipe.pools_data else self.settings.cohort.count(len(self.federation))
         asked = self.settings.engine.workers
-        return with_workers(local, choose_workers(asked, clients, self._expected_seconds(), self.device))
+        if self.settings.engine.kind == "ray":
+            if self.settings.engine.execution == "stacked":
+                raise SettingsError(
+                    'engine.execution = "stacked" is for one machine; with engine.kind = "ray" leave it out'
+                )
+            return RayEngine(local, self.settings.engine.address, clients if asked == "auto" else asked)
+        workers = choose_workers(asked, clients, self._expected_seconds(), self.device)
+        if not self.recipe.pools_data and (asked in ("auto", 1) or self.settings.engine.execution == "stacked"):
+            state = self.initial_state()
+            plan = self.plan(state, self.settings.local.in_round(0))
+            local.stacked = choose_execution(self.settings.engine.execution, local, state, plan, clients, workers)
+        return with_workers(local, 1 if local.stacked else workers)
 
     def _expected_seconds(self) -> float:
         """Roughly the time of all rounds in one process; for choosing an engine."""
@@ -84,6 +146,12 @@ class Laboratory:
         # A step's own cost in Python, and 6 operations per weight and sample at some ten billion a second.
         step = 3e-4 + 6e-10 * weights * settings.local.batch_size
         return settings.rounds * settings.cohort.count(len(sizes)) * steps * step
+
+
+def method_fingerprints(recipe: str) -> dict[str, str]:
+    """Fingerprints of the files of own methods in a recipe."""
+    files = [Path(name) for name in recipe_names(recipe) if name.endswith(".py")]
+    return {f"method {path.name}": _fingerprint(path.read_bytes()) for path in files}
 
 
 def _fingerprint(content: bytes) -> str:
@@ -99,15 +167,27 @@ def prepare(settings: Settings, *, model: ModelMaker | None = None, data: DataSe
         data: The data set, instead of ``settings.data.name``.
     """
     dataset = data if data is not None else load_dataset(settings)
-    num_classes = len(dataset.classes)
     split = partition(
-        dataset.train, settings.data.partition, settings.data.number_of_clients, num_classes, settings.data.seed
+        dataset.train, settings.data.partition, settings.data.number_of_clients, dataset.num_classes, settings.data.seed
     )
-    federation = Federation(dataset, split)
+    return assemble(settings, Federation(dataset, split), model)
+
+
+def assemble(settings: Settings, federation: Federation, model: ModelMaker | None = None) -> Laboratory:
+    """What a run works with, around a federation that is there already.
+
+    Args:
+        settings: The run's settings.
+        federation: The data and the clients.
+        model: Makes the network, instead of ``settings.model.name``.
+    """
+    dataset = federation.dataset
     recipe = settings.recipe()
+    if settings.insight.on:
+        recipe = Recipe([*recipe.parts, Look()], recipe.title)
     network = recipe.adapt(make_network(settings, dataset, model), settings.seed)
     clients = 1 if recipe.pools_data else len(federation)
-    task = Task(network, num_classes, clients, settings.rounds, settings.local.in_round(0))
+    task = Task(network, dataset.num_classes, clients, settings.rounds, settings.local.in_round(0))
     roles = recipe.roles(task, local_buffers=settings.model.buffers == "local")
     return Laboratory(settings, federation, recipe, task, roles, choose_device(settings.device))
 

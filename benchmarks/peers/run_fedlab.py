@@ -1,0 +1,109 @@
+"""FedLab: its serial trainer and standalone pipeline.
+
+    python run_fedlab.py --task cnn --rounds 6 --threads 2
+
+Its data sets import torchvision, which nothing here uses: an empty stand-in is put in its place.
+"""
+
+import argparse
+import logging
+import random
+import sys
+import types
+import warnings
+from importlib.metadata import version
+
+import torch
+
+from fedfa.bench.plain import TASKS, client_tensors, clock, network, report
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--task", choices=TASKS, default="cnn")
+parser.add_argument("--rounds", type=int, default=7)
+parser.add_argument("--threads", type=int, default=2)
+asked = parser.parse_args()
+task = TASKS[asked.task]
+warnings.filterwarnings("ignore")
+
+vision = types.ModuleType("torchvision")
+vision.transforms = types.ModuleType("torchvision.transforms")
+vision.datasets = types.ModuleType("torchvision.datasets")
+vision.datasets.VisionDataset = object
+sys.modules.update(
+    {"torchvision": vision, "torchvision.transforms": vision.transforms, "torchvision.datasets": vision.datasets}
+)
+
+from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer  # noqa: E402
+from fedlab.contrib.algorithm.basic_server import SyncServerHandler  # noqa: E402
+from fedlab.contrib.dataset.basic_dataset import BaseDataset, FedDataset  # noqa: E402
+from fedlab.core.standalone import StandalonePipeline  # noqa: E402
+
+
+class Batches:
+    """Shuffled batches cut from whole tensors: kinder to FedLab than a DataLoader that collects single samples."""
+
+    def __init__(self, x, y, size) -> None:
+        self.x, self.y, self.size = x, y, size
+
+    def __iter__(self):
+        order = torch.randperm(len(self.y))
+        for first in range(0, len(self.y), self.size):
+            chosen = order[first : first + self.size]
+            yield self.x[chosen], self.y[chosen]
+
+
+class Data(FedDataset):
+    """The clients' data in the form FedLab asks for."""
+
+    def __init__(self) -> None:
+        self.num = task.clients
+        self.parts = client_tensors(task)
+
+    def get_dataset(self, id, type="train"):
+        """One client's samples."""
+        return BaseDataset(*self.parts[id])
+
+    def get_dataloader(self, id, batch_size, type="train"):
+        """One client's batches."""
+        return Batches(*self.parts[id], batch_size)
+
+
+class Trainer(SGDSerialClientTrainer):
+    """FedLab's trainer; its own way to set the optimiser leaves out weight decay."""
+
+    def setup_optim(self, epochs, batch_size, lr):
+        """SGD with weight decay."""
+        super().setup_optim(epochs, batch_size, lr)
+        self.optimizer = torch.optim.SGD(self._model.parameters(), lr, weight_decay=task.weight_decay)
+
+
+ends = []
+
+
+class Handler(SyncServerHandler):
+    """Notes the end of each round."""
+
+    def load(self, payload):
+        """Takes one client's answer; true when it was the round's last."""
+        done = super().load(payload)
+        if done:
+            ends.append(clock())
+        return done
+
+
+class Pipeline(StandalonePipeline):
+    """Without evaluation."""
+
+    def evaluate(self):
+        """Not counted for anybody."""
+
+
+random.seed(0)
+torch.manual_seed(0)
+torch.set_num_threads(asked.threads)
+logging.disable(logging.INFO)
+trainer = Trainer(network(task), task.clients, cuda=False)
+trainer.setup_dataset(Data())
+trainer.setup_optim(task.epochs, task.batch_size, task.lr)
+Pipeline(Handler(network(task), asked.rounds, task.cohort / task.clients, cuda=False), trainer).main()
+report(ends, release=version("fedlab"))

@@ -1,0 +1,61 @@
+"""Flower: ServerApp and ClientApp, its FedAvg, its simulation on Ray with one core per client.
+
+python run_flower.py --task cnn --rounds 6
+"""
+
+import argparse
+import os
+from importlib.metadata import version
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--task", default="cnn")
+parser.add_argument("--rounds", type=int, default=7)
+parser.add_argument("--cores", type=int, default=2)
+asked = parser.parse_args()
+# Before the imports: Flower and Ray read these when they are loaded.
+os.environ.update(
+    FLWR_TELEMETRY_ENABLED="0", RAY_USAGE_STATS_ENABLED="0", RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
+    OMP_NUM_THREADS="1", BENCH_TASK=asked.task,
+)  # fmt: skip
+
+from flower_client import client, task  # noqa: E402
+from flwr.app import ArrayRecord, Context  # noqa: E402
+from flwr.serverapp import Grid, ServerApp  # noqa: E402
+from flwr.serverapp.strategy import FedAvg  # noqa: E402
+from flwr.simulation import run_simulation  # noqa: E402
+
+from fedfa.bench.plain import clock, network, report  # noqa: E402
+
+server = ServerApp()
+ends = []
+
+
+class Clock(FedAvg):
+    """Notes the end of each round."""
+
+    def aggregate_train(self, server_round, replies):
+        """After the server's step."""
+        out = super().aggregate_train(server_round, replies)
+        ends.append(clock())
+        return out
+
+
+@server.main()
+def main(grid: Grid, context: Context) -> None:
+    """All rounds; nothing is evaluated."""
+    strategy = Clock(fraction_train=task.cohort / task.clients, fraction_evaluate=0.0, min_available_nodes=task.clients)
+    strategy.start(grid=grid, initial_arrays=ArrayRecord(network(task).state_dict()), num_rounds=asked.rounds)
+    report(ends, release=version("flwr"))
+
+
+if __name__ == "__main__":
+    run_simulation(
+        server_app=server,
+        client_app=client,
+        num_supernodes=task.clients,
+        backend_config={
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+            # A Ray of its own, also where another one runs.
+            "init_args": {"address": "local", "num_cpus": asked.cores, "_node_ip_address": "127.0.0.1"},
+        },
+    )

@@ -1,0 +1,64 @@
+"""From measurements to figures: medians, ratios, spread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A median with the smallest and the largest of the repetitions."""
+
+    middle: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Figure:
+        """From the repetitions.
+
+        Example:
+            >>> Figure.of([3.0, 1.0, 2.0])
+            Figure(middle=2.0, low=1.0, high=3.0)
+        """
+        return cls(median(values), min(values), max(values))
+
+    def text(self, digits: int = 2, unit: str = "") -> str:
+        """The median, and the spread in brackets.
+
+        Example:
+            >>> Figure(1.0, 0.96, 1.04).text()
+            '1.00 (0.96–1.04)'
+        """
+        return f"{self.middle:,.{digits}f}{unit} ({self.low:,.{digits}f}–{self.high:,.{digits}f})"
+
+
+def round_seconds(measurement: dict[str, Any]) -> float:
+    """Time of a round in one measurement: the median of its rounds, the first left out."""
+    return float(median(measurement["seconds"]))
+
+
+def throughput(measurement: dict[str, Any], sample_steps: int) -> float:
+    """Samples per second, each counted once per epoch."""
+    return sample_steps / round_seconds(measurement)
+
+
+def startup(measurement: dict[str, Any]) -> float:
+    """Seconds from the launch of the process until its first round begins (warming up counts to it)."""
+    return float(measurement["first"]) - round_seconds(measurement)
+
+
+def ratio(of: Sequence[dict[str, Any]], to: Sequence[dict[str, Any]]) -> Figure | None:
+    """How many times as fast one contender is as another: pairs of one repetition, then the median of the ratios.
+
+    Repetitions in which either failed are left out; None if none is left.
+    """
+    pairs = [
+        round_seconds(theirs) / round_seconds(mine)
+        for mine, theirs in zip(of, to, strict=False)
+        if "failed" not in mine and "failed" not in theirs
+    ]
+    return Figure.of(pairs) if pairs else None

@@ -1,0 +1,214 @@
+"""What is measured: sections of contenders, and the ratios between them that matter."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedfa.bench.contender import Contender, of_fedfa
+from fedfa.bench.plain import TASKS, Task
+from fedfa.errors import SettingsError
+from fedfa.messages import nearest
+
+
+@dataclass(frozen=True)
+class Aim:
+    """A ratio of speeds with the least it should be; ``of`` is so many times as fast as ``to``."""
+
+    of: str
+    to: str
+    at_least: float | None = None
+
+
+@dataclass(frozen=True)
+class Section:
+    """Contenders that run in turns.
+
+    Attributes:
+        name: For ``--only``.
+        title: For people.
+        contenders: The first one is what the others are compared with.
+        task: What they do, where all do the same.
+        aims: Ratios worth a line of their own.
+    """
+
+    name: str
+    title: str
+    contenders: Sequence[Contender]
+    task: Task | None = None
+    aims: Sequence[Aim] = field(default_factory=tuple)
+
+
+ROUNDS = {"cnn": 6, "mlp": 60}
+QUICK_ROUNDS = {"cnn": 3, "mlp": 10}
+"""With the warm-up round."""
+METHODS = ("fedavg", "fedfa", "moon", "fedproc", "scaffold")
+CLIENTS = (100, 1_000, 10_000, 100_000, 1_000_000)
+COHORTS = (10, 30, 100, 300, 1_000, 3_000)
+COHORT = 100
+"""Where the number of clients grows."""
+
+
+def sections(quick: bool = False, peers: Path | None = None) -> list[Section]:
+    """All sections.
+
+    Args:
+        quick: Fewer rounds and sizes: whether it works, not how fast it is.
+        peers: A file that names other simulators (``benchmarks/peers.toml``).
+    """
+    rounds = QUICK_ROUNDS if quick else ROUNDS
+    others = {name: read_peers(peers, name, rounds[name]) if peers else [] for name in TASKS}
+    return [
+        _cnn(rounds["cnn"], others["cnn"]),
+        _mlp(rounds["mlp"], others["mlp"]),
+        _methods(rounds["cnn"]),
+        *_scaling(quick),
+        Section(
+            "step",
+            "One step of FedFA on the paper's CNN, one thread",
+            [of_fedfa("fedfa", "FedFA", "step_profile", "--algorithm", "fedfa")],
+        ),
+    ]
+
+
+def choose(known: Sequence[Section], names: Sequence[str]) -> list[Section]:
+    """The sections of these names; all if there are none.
+
+    Raises:
+        SettingsError: There is no such section.
+    """
+    by_name = {section.name: section for section in known}
+    for name in names:
+        if name not in by_name:
+            raise SettingsError(f"no benchmark {name!r}{nearest(name, by_name)}; there are: {', '.join(by_name)}")
+    return [section for section in known if not names or section.name in names]
+
+
+def _fedfa(name: str, title: str, task: Task, rounds: int, *assignments: str, note: str = "") -> Contender:
+    assigned = [word for assignment in assignments for word in ("--set", assignment)]
+    return of_fedfa(name, title, "rounds", "--task", task.name, "--rounds", rounds, *assigned, note=note)
+
+
+def _loop(name: str, title: str, task: Task, rounds: int, processes: int, *flags: str, note: str = "") -> Contender:
+    arguments = ("--task", task.name, "--rounds", rounds, "--processes", processes, *flags)
+    return of_fedfa(name, title, "loop", *arguments, note=note)
+
+
+def _cnn(rounds: int, peers: list[Contender]) -> Section:
+    task = TASKS["cnn"]
+    rounding = "not exact: products are rounded to 8 bits of mantissa"
+    contenders = [
+        _loop("loop", "plain torch loop, 2 processes", task, rounds, 2),
+        _loop("tuned", "tuned torch loop, 2 processes", task, rounds, 2, "--tuned"),
+        _fedfa("fedavg-1", "fedfa, FedAvg, 1 worker", task, rounds, "engine.workers=1"),
+        _fedfa("fedavg-2", "fedfa, FedAvg, 2 workers", task, rounds, "engine.workers=2"),
+        _fedfa("fedfa-2", "fedfa, FedFA, 2 workers", task, rounds, "engine.workers=2", "algorithm.recipe=fedfa"),
+        of_fedfa(
+            "fedavg-all", "fedfa, FedAvg, 2 workers, evaluating and saving", "rounds", "--task", "cnn",
+            "--rounds", rounds, "--set", "engine.workers=2", "--everything", note="every round; the others do neither",
+        ),
+        *peers,
+        _loop("tuned-bf16", "tuned torch loop in bfloat16", task, rounds, 2, "--tuned", "--bfloat16", note=rounding),
+        _fedfa(
+            "fedavg-bf16", "fedfa, FedAvg, 2 workers, bfloat16", task, rounds, "engine.workers=2",
+            "engine.precision=bfloat16", note=rounding,
+        ),
+    ]  # fmt: skip
+    aims = [
+        Aim("fedavg-2", "tuned", 0.95),
+        Aim("fedavg-2", "pfl", 1.3),
+        Aim("fedavg-2", "flower", 1.8),
+        Aim("fedavg-2", "fedlab"),
+        Aim("fedavg-2", "fedavg-1"),
+    ]
+    return Section("cnn", "The paper's CNN on Fashion-MNIST, 10 of 100 clients", contenders, task, aims)
+
+
+def _mlp(rounds: int, peers: list[Contender]) -> Section:
+    task = TASKS["mlp"]
+    contenders = [
+        _loop("loop", "plain torch loop, 1 process", task, rounds, 1),
+        _loop("loop-2", "plain torch loop, 2 processes", task, rounds, 2),
+        _fedfa("each", "fedfa, clients one by one", task, rounds, "engine.workers=1", "engine.execution=each"),
+        _fedfa("each-2", "fedfa, clients one by one, 2 workers", task, rounds, "engine.workers=2",
+               "engine.execution=each"),
+        _fedfa("stacked", "fedfa, clients stacked", task, rounds, "engine.workers=1", "engine.execution=stacked"),
+        *peers,
+    ]  # fmt: skip
+    aims = [
+        Aim("stacked", "loop", 6),
+        Aim("stacked", "pfl", 6),
+        Aim("stacked", "pfl-1", 6),
+        Aim("stacked", "each"),
+    ]
+    return Section("mlp", "A tiny MLP (64-32-10) on the 8×8 digits, 10 of 100 clients", contenders, task, aims)
+
+
+def _methods(rounds: int) -> Section:
+    task = TASKS["cnn"]
+    # The same ten clients in every round: so what clients keep from round to round is always there.
+    contenders = [
+        of_fedfa(
+            name, name, "rounds", "--task", task.name, "--rounds", rounds, "--clients", task.cohort,
+            "--set", "engine.workers=2", "--set", f"algorithm.recipe={name}",
+        )
+        for name in METHODS
+    ]  # fmt: skip
+    # A round of at most 1.05 times FedAvg's is a speed of at least 1/1.05.
+    aims = [Aim("fedfa", "fedavg", 1 / 1.05)]
+    return Section(
+        "methods", "What methods cost: the CNN, the same 10 clients in every round, 2 workers", contenders, task, aims
+    )
+
+
+def _scaling(quick: bool) -> list[Section]:
+    def contender(clients: int, cohort: int, rounds: int) -> Contender:
+        arguments = ("--clients", clients, "--cohort", cohort, "--rounds", rounds)
+        return of_fedfa(f"{clients}/{cohort}", f"{clients:,} clients, {cohort:,} a round", "scaling", *arguments)
+
+    clients, cohorts = (CLIENTS[::2], COHORTS[::2]) if quick else (CLIENTS, COHORTS)
+    rounds = 4 if quick else 11
+    return [
+        Section(
+            "clients",
+            f"Number of clients, {COHORT} a round",
+            [contender(number, COHORT, rounds) for number in clients],
+        ),
+        Section(
+            "cohort",
+            f"Clients a round, of {CLIENTS[-1]:,}",
+            [contender(CLIENTS[-1], size, max(3, rounds // 2)) for size in cohorts],
+        ),
+    ]
+
+
+def read_peers(file: Path, section: str, rounds: int) -> list[Contender]:
+    """The other simulators that take part in a section.
+
+    Raises:
+        SettingsError: The file cannot be read or lacks something.
+    """
+    try:
+        entries: list[Mapping[str, Any]] = tomllib.loads(file.read_text(encoding="utf-8"))["contender"]
+        return [
+            Contender(
+                name=entry["name"],
+                title=entry["title"],
+                command=tuple(
+                    word.replace("{task}", section).replace(
+                        "{rounds}", str(min(rounds, entry.get("rounds", {}).get(section, rounds)))
+                    )
+                    for word in entry["command"]
+                ),
+                environment=entry.get("environment", {}),
+            )
+            for entry in entries
+            if section in entry.get("sections", [section])
+        ]
+    except FileNotFoundError:
+        raise SettingsError(f"no file {file} of other simulators; the project has benchmarks/peers.toml") from None
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise SettingsError(f"{file} does not describe other simulators: {type(error).__name__}: {error}") from None

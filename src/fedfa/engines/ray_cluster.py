@@ -1,0 +1,230 @@
+"""A Ray cluster as fedfa sees it: how to reach it, which nodes it has, and whether they run the same code.
+
+Nothing here calls home: Ray's usage statistics are off unless somebody turned them on, and no dashboard is started.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import signal
+import socket
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from fedfa.errors import FedfaError
+
+log = logging.getLogger(__name__)
+
+ANSWER_SECONDS = 10
+"""A cluster that has not answered after that long does not."""
+
+# The first lines of any gRPC conversation: HTTP/2's preface with empty settings. The server answers with its own.
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+_SETTINGS_FRAME = 4
+
+
+class ClusterError(FedfaError):
+    """A Ray cluster cannot be used; says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A living node of the cluster."""
+
+    id: str
+    address: str
+    cores: int
+
+
+def import_ray() -> Any:
+    """Ray, or how to install it."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when Ray starts something
+    try:
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise ClusterError(
+            "the engine \"ray\" needs Ray, which is not installed; install it with: pip install 'fedfa[ray]'"
+        ) from error
+
+
+class Connection:
+    """The tie of this process to a cluster; one that the caller made himself is used and left alone.
+
+    Args:
+        address: ``host:port`` of a cluster this machine belongs to; None or ``"auto"``: RAY_ADDRESS, else the one that
+            runs here; ``"local"``: one of its own on this machine, which goes with the connection.
+        cores: Of a cluster of its own, how many cores it has; None: all.
+
+    Raises:
+        ClusterError: Ray is missing, or the cluster cannot be reached.
+    """
+
+    def __init__(self, address: str | None, cores: int | None = None) -> None:
+        self.ray = import_ray()
+        self._mine = not self.ray.is_initialized()
+        if not self._mine:
+            there = self.ray.get_runtime_context().gcs_address
+            if address not in (None, "auto", "local", there):
+                raise ClusterError(
+                    f"this process is connected to the Ray cluster {there}, so it cannot use {address}; call "
+                    "ray.shutdown() first, or leave the address out"
+                )
+            return
+        self._connect(self._checked(address), cores)
+
+    def nodes(self) -> list[Node]:
+        """The nodes that live and have cores to give, always in the same order."""
+        found = [
+            Node(entry["NodeID"], entry["NodeManagerAddress"], int(entry["Resources"].get("CPU", 0)))
+            for entry in self.ray.nodes()
+            if entry["Alive"]
+        ]
+        return sorted((node for node in found if node.cores > 0), key=lambda node: node.id)
+
+    def close(self) -> None:
+        """Let go of the cluster."""
+        if self._mine and self.ray.is_initialized():
+            with _own_signals():
+                self.ray.shutdown()
+
+    # -- inside -----------------------------------------------------------------------------------------------
+    def _connect(self, address: str, cores: int | None) -> None:
+        more: dict[str, Any] = {}
+        if address == "local":
+            more = {"include_dashboard": False, "num_cpus": cores}
+        try:
+            with _own_signals(), warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # about graphics cards, which are not used
+                self.ray.init(address=address, logging_level=logging.ERROR, **more)
+        except ConnectionError as error:
+            raise ClusterError(
+                f"no Ray cluster is found from here ({_first_line(error)}); start one with `ray start --head`, name "
+                "one with --address HOST:PORT, or use --address local"
+            ) from error
+        except Exception as error:  # Ray has no common class for what may go wrong here
+            raise ClusterError(f"cannot connect to Ray at {address}: {_first_line(error)}") from error
+
+    def _checked(self, address: str | None) -> str:
+        if address in (None, "auto"):
+            address = os.environ.get("RAY_ADDRESS") or "auto"
+        if address in ("auto", "local"):
+            return address
+        if address.startswith("ray://"):
+            raise ClusterError(
+                f"{address}: fedfa does not run through Ray's client server, which would carry every update twice; "
+                "start the run on a node of the cluster with --address auto"
+            )
+        host, colon, port = address.rpartition(":")
+        if not colon or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ClusterError(f"{address!r} is not the address of a Ray cluster: write HOST:PORT, auto or local")
+        _knock(host.strip("[]"), int(port))
+        return address
+
+
+def _knock(host: str, port: int) -> None:
+    """See that a gRPC server answers: Ray itself would try for minutes, and then end the process."""
+    words = f"no Ray cluster answers at {host}:{port}"
+    hint = "see that it runs (`ray status`) and that its port can be reached from here"
+    try:
+        with socket.create_connection((host, port), timeout=ANSWER_SECONDS) as connection:
+            connection.sendall(_GREETING)
+            reply = b""
+            while len(reply) < 9 and (more := connection.recv(9)):
+                reply += more
+    except TimeoutError:
+        raise ClusterError(f"{words} within {ANSWER_SECONDS} seconds; {hint}") from None
+    except OSError as error:
+        raise ClusterError(f"{words} ({error.strerror or error}); {hint}") from None
+    if len(reply) < 9 or reply[3] != _SETTINGS_FRAME:
+        raise ClusterError(f"{words}: something else does; {hint}")
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Ray puts its own handler for SIGTERM; what to do then is for the program to say."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        with suppress(TypeError):  # a handler that was not set from Python
+            signal.signal(signal.SIGTERM, before)
+
+
+# -- versions ---------------------------------------------------------------------------------------------------------
+def outpost_class() -> Any:
+    """The class of the actors, made here so that it goes to the nodes as code and not as a name to import.
+
+    So the first thing it is asked, which versions the node has, it can also tell where fedfa is missing.
+    """
+
+    class Outpost:
+        def __init__(self) -> None:
+            self.actor: Any = None
+
+        def versions(self) -> dict[str, str | None]:
+            import hashlib
+            import importlib.util
+            import platform
+            from importlib import metadata
+            from pathlib import Path
+
+            found: dict[str, str | None] = {"python": ".".join(platform.python_version_tuple()[:2])}
+            for package in ("torch", "numpy", "fedfa"):
+                try:
+                    found[package] = metadata.version(package)
+                except metadata.PackageNotFoundError:
+                    found[package] = None
+            spec = importlib.util.find_spec("fedfa")
+            if spec is not None and spec.origin is not None:
+                source = hashlib.blake2b(digest_size=8)
+                root = Path(spec.origin).parent
+                computes = ("algorithms", "data", "engines", "learning", "models")  # what a client's work runs through
+                for file in sorted(file for folder in computes for file in (root / folder).rglob("*.py")):
+                    source.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes())
+                found["fedfa's source"] = source.hexdigest()
+            return found
+
+        def start(self, local: Any) -> Any:
+            from fedfa.engines.ray_actor import Actor
+
+            self.actor = Actor(local)
+            return self.actor.report()
+
+        def work(self, *arguments: Any) -> Any:
+            return self.actor.work(*arguments)
+
+    return Outpost
+
+
+def versions() -> dict[str, str | None]:
+    """What a result depends on here: versions, and a fingerprint of fedfa's own source."""
+    found: dict[str, str | None] = outpost_class()().versions()
+    return found
+
+
+def differences(node: str, there: dict[str, str | None], here: dict[str, str | None]) -> str | None:
+    """How a node's versions differ from this process's, in words; None if they do not.
+
+    Example:
+        >>> differences("10.0.0.7", {"torch": "2.12.0", "fedfa": None}, {"torch": "2.13.0", "fedfa": "0.1.0"})
+        'node 10.0.0.7 has torch 2.12.0 (here: 2.13.0), no fedfa (here: 0.1.0)'
+    """
+    words = []
+    for package, mine in here.items():
+        theirs = there.get(package)
+        if theirs != mine and not (package == "fedfa's source" and there.get("fedfa") != here.get("fedfa")):
+            words.append(f"{package} {theirs} (here: {mine})" if theirs else f"no {package} (here: {mine})")
+    return f"node {node} has {', '.join(words)}" if words else None
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,0 +1,114 @@
+"""Messages to sites and their replies, with a limit on every wait.
+
+Flower's own ``send_and_receive`` looks for replies every three seconds. Here they are looked for more often, and handed
+on as they come.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from fedfa.flower.environment import hush
+
+hush()
+from flwr.app import Message, RecordDict  # noqa: E402  (Flower reads the environment when it is imported)
+from flwr.serverapp import Grid  # noqa: E402
+
+log = logging.getLogger("fedfa")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back from a node: content, or what went wrong there."""
+
+    node: int
+    content: RecordDict | None
+    problem: str = ""
+
+
+class Post:
+    """Sends messages through Flower's grid.
+
+    Args:
+        grid: Flower's.
+        poll_seconds: How often to look for replies.
+    """
+
+    def __init__(self, grid: Grid, poll_seconds: float = 0.25) -> None:
+        self.grid, self.poll_seconds = grid, poll_seconds
+
+    def nodes(self) -> set[int]:
+        """The nodes that are there now."""
+        return set(self.grid.get_node_ids())
+
+    def send(self, letters: Mapping[int, RecordDict], kind: str, group: str, seconds: float) -> Mailing:
+        """Send content to nodes; the replies are for :meth:`Mailing.replies`.
+
+        Args:
+            letters: Content by node.
+            kind: Flower's message type, e.g. ``"train"``.
+            group: For Flower's own records and logs, e.g. the round.
+            seconds: After so long a message counts no more, and is not delivered either.
+        """
+        nodes = list(letters)
+        messages = [
+            Message(letters[node], dst_node_id=node, message_type=kind, ttl=max(seconds, 1.0), group_id=group)
+            for node in nodes
+        ]
+        sent = list(self.grid.push_messages(messages)) if messages else []
+        open_messages = {number: node for number, node in zip(sent, nodes, strict=False) if number}
+        refused = [node for node in nodes if node not in open_messages.values()]
+        return Mailing(self.grid, open_messages, refused, self.poll_seconds)
+
+
+class Mailing:
+    """Messages on their way. More can be added while replies are read.
+
+    Args:
+        grid: Flower's.
+        waiting: Nodes by the number of their message.
+        refused: Nodes to which nothing could be sent.
+        poll_seconds: How often to look.
+    """
+
+    def __init__(self, grid: Grid, waiting: dict[str, int], refused: list[int], poll_seconds: float) -> None:
+        self._grid, self._waiting, self._refused, self._poll = grid, waiting, refused, poll_seconds
+
+    @property
+    def silent(self) -> list[int]:
+        """Nodes that have not answered yet."""
+        return list(self._waiting.values())
+
+    def add(self, other: Mailing) -> None:
+        """Wait for the replies to these messages too."""
+        self._waiting |= other._waiting
+        self._refused += other._refused
+
+    def replies(self, until: float) -> Iterator[Reply | None]:
+        """Replies as they come, None each time there is no new one; ends when all are there or the time is over.
+
+        Args:
+            until: On the clock of :func:`time.monotonic`.
+        """
+        while True:
+            while self._refused:
+                yield Reply(self._refused.pop(), None, "the message could not be sent")
+            if not self._waiting:
+                return
+            came = list(self._grid.pull_messages(list(self._waiting)))
+            for message in came:
+                node = self._waiting.pop(message.metadata.reply_to_message_id, None)
+                if node is None:
+                    log.warning("a reply that nobody asked for, from node %d", message.metadata.src_node_id)
+                elif message.has_error():
+                    yield Reply(node, None, message.error.reason or f"error {message.error.code}")
+                else:
+                    yield Reply(node, message.content)
+            if not came:
+                yield None
+                if time.monotonic() >= until:
+                    return
+                time.sleep(min(self._poll, max(0.0, until - time.monotonic())))

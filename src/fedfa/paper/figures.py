@@ -1,0 +1,307 @@
+"""A study's figure, drawn from run folders: accuracy, or what the probes saw inside."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedfa.errors import FedfaError, RunError
+from fedfa.insight.records import feature_rounds, insight_records
+from fedfa.paper.cells import Place
+from fedfa.paper.declare import Column, Row, Study, reading
+from fedfa.paper.found import Found, Runs
+from fedfa.studies.folder import RunFolder
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
+"""Told apart with the common forms of colour blindness (P. Tol's bright scheme); FedFA's is fixed below."""
+MARKS = ("o", "s", "^", "D", "v", "P", "*", "X", "<", ">")
+CLASS_COLOURS = "tab10"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a figure shows: the finished runs of every cell, of one length, under one reading."""
+
+    study: Study
+    runs: Mapping[tuple[str, str], Sequence[Found]]
+    """By column and row."""
+    rounds: int
+    reading: str
+
+    @classmethod
+    def of(cls, study: Study, runs: Runs, reading_name: str, rounds: int | None = None) -> Shown:
+        """The finished runs of a study.
+
+        Raises:
+            RunError: There is none; says how to make some.
+        """
+        reading(reading_name)
+        length = rounds or study.rounds
+        found = {
+            (column.name, row.name): runs.finished(Place(study, column, row, reading_name), length)
+            for column in study.columns
+            for row in study.rows_of(column)
+        }
+        if not any(found.values()):
+            shorter = "" if length == study.rounds else f" --rounds {length}"
+            raise RunError(f"no run of {study.name} is finished; first: fedfa paper run {study.name}{shorter}")
+        return cls(study, found, length, reading_name)
+
+    def at(self, column: Column, row: Row) -> Sequence[Found]:
+        """The runs of a cell."""
+        return self.runs.get((column.name, row.name), ())
+
+    def rows_with_runs(self, columns: Sequence[Column]) -> list[Row]:
+        """The rows that have a run in one of some columns."""
+        return [row for row in self.study.rows if any(self.at(column, row) for column in columns)]
+
+    def columns_with_runs(self) -> list[Column]:
+        """The columns that have a run."""
+        return [column for column in self.study.columns if any(self.at(column, row) for row in self.study.rows)]
+
+    def colour(self, row: Row) -> str:
+        """A row's colour, the same in all panels."""
+        return COLOURS[[one.name for one in self.study.rows].index(row.name) % len(COLOURS)]
+
+    def missing(self) -> list[str]:
+        """The cells without a run."""
+        return [f"{column}/{row}" for (column, row), found in self.runs.items() if not found]
+
+
+def draw_figure(shown: Shown, paths: Sequence[Path]) -> None:
+    """Draw a study's figure.
+
+    Args:
+        shown: What to draw.
+        paths: Where it goes; their endings choose the formats (.svg, .png, .pdf).
+
+    Raises:
+        FedfaError: matplotlib is not installed.
+        RunError: A run lacks what the figure needs.
+    """
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise FedfaError("pictures need matplotlib: pip install 'fedfa[plots]'") from None
+    assert shown.study.picture is not None
+    # Fixed salt and no date: the same runs give the same file.
+    with mpl.rc_context({"svg.hashsalt": "fedfa", "font.size": 9}):
+        figure = _DRAW[shown.study.picture.draw](shown)
+        fewer = "" if shown.rounds == shown.study.rounds else f", only {shown.rounds} of {shown.study.rounds} rounds"
+        seeds = sorted({run.seed for found in shown.runs.values() for run in found})
+        named = "seed" if len(seeds) == 1 else "seeds"
+        figure.suptitle(f"{shown.study.title}\n{named} {', '.join(map(str, seeds))}{fewer}", fontsize=10)
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            extra: dict[str, Any] = {"metadata": {"Date": None}} if path.suffix == ".svg" else {}
+            figure.savefig(path, dpi=150, **extra)
+
+
+def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
+    """The mean over seeds and their standard deviation (0 for one)."""
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+# -- accuracy ---------------------------------------------------------------------------------------------------------
+def _curves(shown: Shown) -> Figure:
+    """Accuracy by round, a panel per column; a band is the mean ± a standard deviation over seeds."""
+    columns = shown.columns_with_runs()
+    figure, panels = _panels(1, len(columns), width=4.2, height=3.4)
+    for axes, column in zip(panels[0], columns, strict=True):
+        for row in shown.rows_with_runs([column]):
+            rounds, mean, spread = accuracy_by_round(shown.at(column, row))
+            _band(axes, rounds, mean, spread, shown.colour(row), row.title)
+        _label(axes, column.title, "round", "test accuracy, %")
+        axes.legend(fontsize=8)
+    return figure
+
+
+def accuracy_by_round(runs: Sequence[Found]) -> tuple[list[int], list[float], list[float]]:
+    """Rounds at which all runs were evaluated, and the mean and the spread of their accuracies in percent."""
+    each = []
+    for run in runs:
+        records = RunFolder(run.folder).metrics()
+        each.append({r["round"]: 100 * r["accuracy"] for r in records if r["accuracy"] is not None})
+    rounds = sorted(set.intersection(*(set(one) for one in each)))
+    points = [mean_and_spread([one[r] for one in each]) for r in rounds]
+    return rounds, [mean for mean, _ in points], [spread for _, spread in points]
+
+
+def _lines(shown: Shown) -> Figure:
+    """Final accuracy by what is varied, a panel per group of columns."""
+    groups: dict[str, list[Column]] = {}
+    for column in shown.columns_with_runs():
+        groups.setdefault(column.group, []).append(column)
+    figure, panels = _panels(1, len(groups), width=4.2, height=3.4)
+    for axes, (group, columns) in zip(panels[0], groups.items(), strict=True):
+        for number, row in enumerate(shown.rows_with_runs(columns)):
+            there = [(place, shown.at(column, row)) for place, column in enumerate(columns) if shown.at(column, row)]
+            points = [(place, *mean_and_spread([run.accuracy for run in found])) for place, found in there]
+            axes.errorbar(
+                [p[0] for p in points], [p[1] for p in points], yerr=[p[2] for p in points], label=row.title,
+                color=shown.colour(row), marker=MARKS[number % len(MARKS)], capsize=3, linewidth=1.6,
+            )  # fmt: skip
+        axes.set_xticks(range(len(columns)), [column.title for column in columns])
+        _label(axes, "", group, "test accuracy, %")
+        axes.legend(fontsize=8)
+    return figure
+
+
+# -- inside -----------------------------------------------------------------------------------------------------------
+def _inside(shown: Shown) -> Figure:
+    """Per column two lines: t-SNE of the features of each method; feature distance, classifier similarity by round."""
+    columns = shown.columns_with_runs()
+    rows = shown.rows_with_runs(columns)
+    figure, panels = _panels(2 * len(columns), max(len(rows), len(INSIDE)), width=3.6, height=3.1)
+    for number, column in enumerate(columns):
+        clouds, curves = panels[2 * number], panels[2 * number + 1]
+        for axes in [*clouds[len(rows) :], *curves[len(INSIDE) :]]:
+            axes.set_axis_off()
+        for axes, row in zip(clouds, rows, strict=False):
+            _embedding(axes, shown.at(column, row), f"{row.title}: {column.title}")
+        for axes, (words, path) in zip(curves, INSIDE.items(), strict=False):
+            for row in rows:
+                if shown.at(column, row):
+                    rounds, mean, spread = inside_by_round(shown.at(column, row), path)
+                    _band(axes, rounds, mean, spread, shown.colour(row), row.title)
+            _label(axes, "", "round", words)
+            axes.legend(fontsize=8)
+    return figure
+
+
+INSIDE: Mapping[str, tuple[str, str]] = {
+    "feature distance between clients\n(share of the features' norm)": ("feature_distance", "relative"),
+    "feature distance between clients\n(published code's average)": ("feature_distance", "authors"),
+    "cosine of classifier updates\nbetween clients": ("classifier_cosine", "mean"),
+}
+"""What is drawn by round, and where it stands in the records of the probes."""
+
+
+def inside_by_round(runs: Sequence[Found], path: tuple[str, str]) -> tuple[list[int], list[float], list[float]]:
+    """A figure of the probes by round: mean and spread over seeds.
+
+    Raises:
+        RunError: A run has no record of the probes.
+    """
+    each = []
+    for run in runs:
+        records = insight_records(run.folder)
+        if not records:
+            raise RunError(f"{run.folder} has no insight.jsonl: it was copied without it; copy it too, or run it again")
+        values = {record["round"]: record[path[0]][path[1]] for record in records}
+        each.append({number: value for number, value in values.items() if value is not None})
+    rounds = sorted(set.intersection(*(set(one) for one in each)))
+    points = [mean_and_spread([one[r] for one in each]) for r in rounds]
+    return rounds, [mean for mean, _ in points], [spread for _, spread in points]
+
+
+def _embedding(axes: Axes, runs: Sequence[Found], title: str) -> None:
+    """t-SNE of the clients' features after the last round: colour is the class, form is the client."""
+    axes.set_title(title, fontsize=8)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    there = [run for run in runs if feature_rounds(run.folder)]
+    if not there:
+        axes.text(0.5, 0.5, "features were not kept", ha="center", va="center", transform=axes.transAxes, fontsize=8)
+        return
+    import matplotlib as mpl
+
+    from fedfa.insight.embedding import shared_embedding
+
+    embedded = shared_embedding(there[0].folder, feature_rounds(there[0].folder)[-1])
+    colours = mpl.colormaps[CLASS_COLOURS]
+    for number, client in enumerate(sorted(set(embedded.client.tolist()))):
+        mine = embedded.client == client
+        axes.scatter(
+            embedded.xy[mine, 0], embedded.xy[mine, 1], s=9, marker=MARKS[number % len(MARKS)], linewidths=0,
+            c=[colours(label % 10) for label in embedded.label[mine].tolist()], alpha=0.7, rasterized=True,
+        )  # fmt: skip
+    if embedded.anchors is not None:
+        axes.scatter(embedded.anchors[:, 0], embedded.anchors[:, 1], s=60, marker="*", c="black", label="anchors")
+
+
+def _histograms(shown: Shown) -> Figure:
+    """Cosine of features between clients, pairs of one class and of different classes, after the last round."""
+    columns = shown.columns_with_runs()
+    rows = shown.rows_with_runs(columns)
+    figure, panels = _panels(len(columns), len(rows), width=2.5, height=2.2)
+    for line, column in zip(panels, columns, strict=True):
+        for axes, row in zip(line, rows, strict=True):
+            if not shown.at(column, row):
+                axes.set_axis_off()
+                continue
+            edges, positive, negative = pair_shares(shown.at(column, row))
+            for shares, colour, words in ((positive, "#228833", "same class"), (negative, "#aa3377", "other class")):
+                axes.stairs(shares, edges, fill=True, color=colour, alpha=0.55, label=words)
+            _label(axes, f"{row.title}: {column.title}", "cosine", "share of pairs, %")
+            axes.title.set_fontsize(7)
+    panels[0][0].legend(fontsize=7)
+    return figure
+
+
+def pair_shares(runs: Sequence[Found]) -> tuple[list[float], list[float], list[float]]:
+    """Bins, and the share of positive and negative pairs in each in percent, over all seeds.
+
+    Raises:
+        RunError: A run has no record of the probes.
+    """
+    counts: dict[str, list[float]] = {}
+    edges: list[float] = []
+    for run in runs:
+        records = insight_records(run.folder)
+        if not records:
+            raise RunError(f"{run.folder} has no insight.jsonl: it was copied without it; copy it too, or run it again")
+        last = records[-1]["pair_similarity"]
+        edges = last["edges"]
+        for kind in ("positive", "negative"):
+            before = counts.get(kind, [0.0] * len(last[kind]))
+            counts[kind] = [a + b for a, b in zip(before, last[kind], strict=True)]
+    return edges, *(_percent(counts[kind]) for kind in ("positive", "negative"))  # type: ignore[return-value]
+
+
+def _percent(counts: Sequence[float]) -> list[float]:
+    whole = math.fsum(counts)
+    return [100 * count / whole if whole else 0.0 for count in counts]
+
+
+# -- shared -----------------------------------------------------------------------------------------------------------
+def _panels(lines: int, across: int, width: float, height: float) -> tuple[Figure, list[list[Axes]]]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width * across, height * lines + 0.5), layout="constrained")
+    grid = figure.subplots(lines, across, squeeze=False)
+    return figure, [list(line) for line in grid]
+
+
+def _band(axes: Axes, x: list[int], mean: list[float], spread: list[float], colour: str, title: str) -> None:
+    marker = "o" if len(x) <= 20 else None
+    axes.plot(x, mean, color=colour, label=title, linewidth=1.6, marker=marker, markersize=3)
+    if any(spread):
+        low = [m - s for m, s in zip(mean, spread, strict=True)]
+        high = [m + s for m, s in zip(mean, spread, strict=True)]
+        axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+
+
+def _label(axes: Axes, title: str, x: str, y: str) -> None:
+    axes.set_title(title, fontsize=9)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    if x == "round":
+        from matplotlib.ticker import MaxNLocator
+
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+_DRAW: Mapping[str, Callable[[Shown], Figure]] = {
+    "curves": _curves, "lines": _lines, "inside": _inside, "histograms": _histograms,
+}  # fmt: skip

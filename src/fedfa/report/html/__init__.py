@@ -1,0 +1,1 @@
+"""The report: run folders in, one HTML page and its figures out."""

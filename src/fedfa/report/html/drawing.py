@@ -1,0 +1,288 @@
+"""A drawing is a list of marks in pixels, coloured by role. It becomes SVG for the page, or SVG and PNG for a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from io import BytesIO
+from typing import Any
+
+from fedfa.errors import FedfaError
+from fedfa.report.html.palette import LIGHT
+
+Point = tuple[float, float]
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A stroke through points; several strokes if there are several lists."""
+
+    strokes: Sequence[Sequence[Point]]
+    colour: str
+    width: float = 1.0
+    dash: tuple[float, ...] = ()
+    opacity: float = 1.0
+    series: int | None = None
+
+
+@dataclass(frozen=True)
+class Area:
+    """A filled outline."""
+
+    outline: Sequence[Point]
+    colour: str
+    opacity: float = 1.0
+    series: int | None = None
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """Rectangles of one colour: left, top, width, height."""
+
+    boxes: Sequence[tuple[float, float, float, float]]
+    colour: str
+    opacity: float = 1.0
+    series: int | None = None
+
+
+@dataclass(frozen=True)
+class Dots:
+    """Marks of one shape and colour around points."""
+
+    points: Sequence[Point]
+    colour: str
+    radius: float = 3.0
+    shape: str = "circle"
+    opacity: float = 1.0
+    rim: str | None = None
+    series: int | None = None
+
+
+@dataclass(frozen=True)
+class Words:
+    """A line of text; ``anchor`` is start, middle or end, the point lies on its base line."""
+
+    at: Point
+    text: str
+    colour: str = "muted"
+    size: float = 12.0
+    anchor: str = "start"
+    bold: bool = False
+    turned: bool = False
+    series: int | None = None
+
+
+Mark = Line | Area | Boxes | Dots | Words
+
+
+@dataclass
+class Drawing:
+    """Marks on a sheet of so many pixels; ``plots`` are the places where a pointer reads values."""
+
+    width: float
+    height: float
+    marks: list[Mark] = field(default_factory=list)
+    plots: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, *marks: Mark) -> None:
+        """Draw on top."""
+        self.marks.extend(marks)
+
+
+def text_width(text: str, size: float = 12.0) -> float:
+    """Roughly, and rather too much: fonts differ.
+
+    Example:
+        >>> text_width("fedfa", 10) > 5 * 5
+        True
+    """
+    return sum(0.36 if c in "iljtf.,:;'| " else 0.92 if c in "mwMW@%" else 0.63 for c in text) * size
+
+
+def shorten(text: str, width: float, size: float = 12.0) -> str:
+    """The text, cut to fit into so many pixels.
+
+    Example:
+        >>> shorten("a rather long name", 60, 12)
+        'a rathe…'
+    """
+    if text_width(text, size) <= width:
+        return text
+    while text and text_width(text + "…", size) > width:
+        text = text[:-1]
+    return text.rstrip() + "…"
+
+
+def shape_outline(shape: str, x: float, y: float, r: float) -> list[Point]:
+    """The corners of a mark that is not a circle."""
+    if shape == "triangle":
+        return [(x, y - 1.2 * r), (x + 1.1 * r, y + 0.8 * r), (x - 1.1 * r, y + 0.8 * r)]
+    if shape == "square":
+        return [
+            (x - 0.9 * r, y - 0.9 * r),
+            (x + 0.9 * r, y - 0.9 * r),
+            (x + 0.9 * r, y + 0.9 * r),
+            (x - 0.9 * r, y + 0.9 * r),
+        ]
+    if shape == "cross":
+        a, b = 1.2 * r, 0.4 * r
+        return [(x-b, y-a), (x+b, y-a), (x+b, y-b), (x+a, y-b), (x+a, y+b), (x+b, y+b), (x+b, y+a), (x-b, y+a), (x-b, y+b), (x-a, y+b), (x-a, y-b), (x-b, y-b)]  # fmt: skip  # noqa: E501
+    return [(x, y - 1.3 * r), (x + 1.3 * r, y), (x, y + 1.3 * r), (x - 1.3 * r, y)]  # diamond
+
+
+# -- SVG --------------------------------------------------------------------------------------------------------------
+def inline_svg(drawing: Drawing, title: str, description: str, *, css: str, label: str) -> str:
+    """For a page: colours are CSS variables, so that the page's theme decides.
+
+    Args:
+        drawing: What to draw.
+        title: The picture's name, read aloud.
+        description: What it shows, read aloud.
+        css: Classes of the element.
+        label: An identifier that is unique on the page.
+    """
+    plots = escape(json.dumps(drawing.plots, separators=(",", ":")))
+    return (
+        f'<svg class="{css}" viewBox="0 0 {_n(drawing.width)} {_n(drawing.height)}" role="img" '
+        f'aria-labelledby="{label}-t {label}-d" data-plots="{plots}">'
+        f'<title id="{label}-t">{escape(title)}</title><desc id="{label}-d">{escape(description)}</desc>'
+        f"{_body(drawing, lambda role: f'var(--{role})')}</svg>"
+    )
+
+
+def file_svg(drawing: Drawing, title: str, description: str) -> str:
+    """For a file: light colours on white, nothing from outside."""
+    size = f'width="{_n(drawing.width)}" height="{_n(drawing.height)}"'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {_n(drawing.width)} {_n(drawing.height)}" '
+        f'role="img" font-family="{escape(FONT)}"><title>{escape(title)}</title><desc>{escape(description)}</desc>'
+        f'<rect width="100%" height="100%" fill="{LIGHT["surface"]}"/>'
+        f"{_body(drawing, LIGHT.__getitem__)}</svg>\n"
+    )
+
+
+def _n(value: float) -> str:
+    """A number in SVG: a tenth of a pixel is enough."""
+    text = f"{value:.1f}"
+    return text.removesuffix(".0")
+
+
+def _body(drawing: Drawing, colour: Callable[[str], str]) -> str:
+    parts = []
+    for mark in drawing.marks:
+        series = "" if mark.series is None else f' data-s="{mark.series}"'
+        parts.append(_svg_mark(mark, colour, series))
+    return "".join(parts)
+
+
+def _svg_mark(mark: Mark, colour: Callable[[str], str], series: str) -> str:
+    paint = colour(mark.colour)
+    if isinstance(mark, Words):
+        turn = f' transform="rotate(-90 {_n(mark.at[0])} {_n(mark.at[1])})"' if mark.turned else ""
+        weight = ' font-weight="600"' if mark.bold else ""
+        anchor = "" if mark.anchor == "start" else f' text-anchor="{mark.anchor}"'
+        return (
+            f'<text x="{_n(mark.at[0])}" y="{_n(mark.at[1])}" font-size="{_n(mark.size)}" style="fill:{paint}"'
+            f"{anchor}{weight}{turn}{series}>{escape(mark.text)}</text>"
+        )
+    way = "stroke" if isinstance(mark, Line) else "fill"
+    fade = "" if mark.opacity == 1 else f";{way}-opacity:{mark.opacity:g}"
+    if isinstance(mark, Line):
+        dash = f";stroke-dasharray:{' '.join(map(_n, mark.dash))}" if mark.dash else ""
+        d = "".join("M" + "L".join(f"{_n(x)} {_n(y)}" for x, y in stroke) for stroke in mark.strokes if stroke)
+        return (
+            f'<path d="{d}" fill="none" stroke-linejoin="round" '
+            f'style="stroke:{paint};stroke-width:{_n(mark.width)}{dash}{fade}"{series}/>'
+        )
+    if isinstance(mark, Area):
+        d = "M" + "L".join(f"{_n(x)} {_n(y)}" for x, y in mark.outline) + "z"
+        return f'<path d="{d}" style="fill:{paint}{fade}"{series}/>'
+    if isinstance(mark, Boxes):
+        d = "".join(f"M{_n(x)} {_n(y)}h{_n(w)}v{_n(h)}h{_n(-w)}z" for x, y, w, h in mark.boxes)
+        return f'<path d="{d}" style="fill:{paint}{fade}"{series}/>'
+    rim = f";stroke:{colour(mark.rim)};stroke-width:1.2" if mark.rim else ""
+    if mark.shape == "circle":
+        r, wide = _n(mark.radius), _n(2 * mark.radius)
+        ring = f"a{r} {r} 0 1 0 {wide} 0a{r} {r} 0 1 0 -{wide} 0z"
+        d = "".join(f"M{_n(x - mark.radius)} {_n(y)}{ring}" for x, y in mark.points)
+    else:
+        d = "".join(
+            "M" + "L".join(f"{_n(a)} {_n(b)}" for a, b in shape_outline(mark.shape, x, y, mark.radius)) + "z"
+            for x, y in mark.points
+        )
+    return f'<path d="{d}" style="fill:{paint}{rim}{fade}"{series}/>'
+
+
+# -- PNG --------------------------------------------------------------------------------------------------------------
+def file_png(drawing: Drawing, *, colours: Mapping[str, str] = LIGHT, dpi: int = 200) -> bytes:
+    """The same marks as pixels.
+
+    Raises:
+        FedfaError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise FedfaError("PNG pictures need matplotlib: pip install 'fedfa[plots]'") from None
+    figure = Figure(figsize=(drawing.width / 100, drawing.height / 100), facecolor=colours["surface"])
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, drawing.width), ylim=(drawing.height, 0))
+    axes.axis("off")
+    for order, mark in enumerate(drawing.marks):
+        _paint(axes, mark, colours, order)
+    out = BytesIO()
+    figure.savefig(out, format="png", dpi=dpi, metadata={"Software": None})
+    return out.getvalue()
+
+
+_POINTS = 0.72
+"""Points of type in a pixel: a sheet has a hundred pixels to the inch."""
+
+
+def _paint(axes: Any, mark: Mark, colours: Mapping[str, str], order: int) -> None:
+    from matplotlib.collections import LineCollection, PatchCollection, PolyCollection
+    from matplotlib.patches import Circle, Rectangle
+
+    paint = colours[mark.colour]
+    if isinstance(mark, Words):
+        axes.text(
+            *mark.at, mark.text, color=paint, fontsize=mark.size * _POINTS * 0.95, zorder=order, va="baseline",
+            ha={"start": "left", "middle": "center", "end": "right"}[mark.anchor], parse_math=False,
+            fontweight="bold" if mark.bold else "normal", rotation=90 if mark.turned else 0, rotation_mode="anchor",
+        )  # fmt: skip
+    elif isinstance(mark, Line):
+        dash = (0, [part / max(mark.width, 1) for part in mark.dash]) if mark.dash else "solid"
+        axes.add_collection(
+            LineCollection(
+                [list(stroke) for stroke in mark.strokes if stroke], colors=paint, linewidths=mark.width * _POINTS,
+                linestyles=[dash], alpha=mark.opacity, zorder=order, joinstyle="round",
+            ),
+            autolim=False,
+        )  # fmt: skip
+    elif isinstance(mark, Area):
+        axes.add_collection(
+            PolyCollection([list(mark.outline)], facecolors=paint, edgecolors="none", alpha=mark.opacity, zorder=order),
+            autolim=False,
+        )
+    elif isinstance(mark, Boxes):
+        patches: list[Any] = [Rectangle((x, y), w, h) for x, y, w, h in mark.boxes]
+        axes.add_collection(
+            PatchCollection(patches, facecolor=paint, edgecolor="none", alpha=mark.opacity, zorder=order), autolim=False
+        )
+    elif mark.shape == "circle":
+        circles: list[Any] = [Circle(point, mark.radius) for point in mark.points]
+        edge = colours[mark.rim] if mark.rim else "none"
+        axes.add_collection(
+            PatchCollection(circles, facecolor=paint, edgecolor=edge, lw=0.9, alpha=mark.opacity, zorder=order),
+            autolim=False,
+        )
+    else:
+        shapes = [shape_outline(mark.shape, x, y, mark.radius) for x, y in mark.points]
+        edge = colours[mark.rim] if mark.rim else "none"
+        axes.add_collection(
+            PolyCollection(shapes, facecolors=paint, edgecolors=edge, linewidths=0.9, alpha=mark.opacity, zorder=order),
+            autolim=False,
+        )

@@ -1,0 +1,235 @@
+"""The page: one HTML file that needs nothing from outside, with a chapter for each group of runs."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Callable, Sequence
+from html import escape
+from importlib import resources
+from pathlib import Path
+
+import fedfa
+from fedfa.report.html import tables
+from fedfa.report.html.chapters import Chapter, partition_words
+from fedfa.report.html.charts import Figure
+from fedfa.report.html.drawing import FONT, inline_svg
+from fedfa.report.html.figures import (
+    Looks,
+    accuracy_figures,
+    class_figures,
+    cost_figures,
+    domain_figures,
+    slug,
+    split_figure,
+    targets_of,
+)  # fmt: skip
+from fedfa.report.html.insight_figures import insight_figures
+from fedfa.report.html.palette import css
+from fedfa.report.html.reading import Problem, Run
+from fedfa.report.html.split import Split, Splits
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+"""The browser itself refuses whatever would go over a network."""
+
+
+class Page:
+    """Puts a page together; ``figures`` holds those on it by the name of their files.
+
+    Args:
+        chapters: What is on it.
+        looks: The look of each method, by name.
+        problems: What could not be read.
+        splits: Makes the splits of data.
+        targets: Accuracies in percent for the table of costs; none: round ones.
+        refresh: Seconds after which the page loads itself again; None for never.
+        command: What made the page.
+    """
+
+    def __init__(
+        self,
+        chapters: Sequence[Chapter],
+        looks: Looks,
+        problems: Sequence[Problem],
+        splits: Splits,
+        *,
+        targets: Sequence[float] = (),
+        refresh: int | None = None,
+        command: str = "",
+    ) -> None:
+        self.chapters, self.looks, self.problems, self.splits = chapters, looks, list(problems), splits
+        self.targets, self.refresh, self.command = targets, refresh, command
+        self.figures: dict[str, Figure] = {}
+        self._prefix = ""
+        bodies = [self._chapter(chapter, place) for place, chapter in enumerate(chapters)]
+        self.html = self._document(bodies)
+
+    # -- the whole --------------------------------------------------------------------------------------------
+    def _document(self, bodies: Sequence[str]) -> str:
+        files = resources.files("fedfa.report.html")
+        style, script = (files.joinpath(f"page.{kind}").read_text("utf-8") for kind in ("css", "js"))
+        mono = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
+        live = self.refresh is not None
+        meta = f'<meta http-equiv="refresh" content="{self.refresh}">' if live else ""
+        title = self.chapters[0].title if len(self.chapters) == 1 else "Report"
+        return (
+            f'<!doctype html>\n<html lang="en"{" data-live" if live else ""}><head><meta charset="utf-8">'
+            f'<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">{meta}'
+            f'<link rel="icon" href="data:,"><title>{escape(title)} · fedfa</title>\n'
+            f"<style>\n:root{{--font:{FONT};--mono:{mono}}}\n{css()}{style}</style></head>\n<body>\n"
+            f"{self._top(title)}<main>{self._notes()}{''.join(bodies) or _NOTHING}</main>\n"
+            f"{self._foot()}\n<script>\n{script}</script></body></html>\n"
+        )
+
+    def _top(self, title: str) -> str:
+        runs = [run for chapter in self.chapters for run in chapter.runs]
+        going = sum(not run.finished for run in runs)
+        state = f"{len(runs)} runs, all finished" if not going else f"{len(runs)} runs, {going} not finished"
+        if len(runs) == 1:
+            state = "1 run, finished" if not going else "1 run, not finished"
+        written = time.strftime("%Y-%m-%d %H:%M:%S %Z")
+        live = f"; loads itself again every {self.refresh} s" if self.refresh is not None else ""
+        contents = ""
+        if len(self.chapters) > 1:
+            links = "".join(f'<li><a href="#c{n}">{escape(c.title)}</a></li>' for n, c in enumerate(self.chapters))
+            contents = f'<nav aria-label="Chapters"><ul>{links}</ul></nav>'
+        return (
+            f'<header class="top"><div><h1>{escape(title)}</h1><p class="quiet">{state}. Written {written}{live}.</p>'
+            f'{contents}</div><button type="button" id="theme" hidden>Colours</button></header>'
+        )
+
+    def _notes(self) -> str:
+        """What is not shown, and why."""
+        if not self.problems:
+            return ""
+        items = "".join(f"<li><code>{escape(str(p.path))}</code>: {escape(p.words)}</li>" for p in self.problems)
+        return f'<div class="box notes" role="note"><h4>Not shown, or not whole</h4><ul>{items}</ul></div>'
+
+    def _foot(self) -> str:
+        made = f" by <code>{escape(self.command)}</code>" if self.command else ""
+        return (
+            f"<footer><p>Made{made} with fedfa {escape(fedfa.__version__)}, Python {platform.python_version()}. "
+            "Accuracies are of the global model on the test set unless a method keeps tensors with its clients."
+            "</p></footer>"
+        )
+
+    # -- a chapter --------------------------------------------------------------------------------------------
+    def _chapter(self, chapter: Chapter, place: int) -> str:
+        self._prefix = f"{slug(chapter.title)}-" if len(self.chapters) > 1 else ""
+        identity = f"c{place}"
+        split = self.splits.of(chapter.runs[0])
+        classes = split.classes if isinstance(split, Split) else ()
+        looks = self.looks
+        sections: dict[str, Callable[[], str]] = {
+            "Accuracy": lambda: self._figures(accuracy_figures(chapter, looks)) + tables.results(chapter, looks),
+            "Time and bytes": lambda: self._costs(chapter),
+            "Data": lambda: self._split(split),
+            "Classes": lambda: self._figures(class_figures(chapter, classes)),
+            "Domains": lambda: self._figures(domain_figures(chapter)),
+            "Inside training": lambda: self._figures(insight_figures(chapter, looks, classes, self.problems)),
+            "Settings": lambda: f'<div class="box">{tables.settings(chapter, identity)}</div>',
+            "Commands and versions": lambda: (
+                f'<div class="box">{tables.commands(chapter)}{tables.versions(chapter)}</div>'
+            ),
+        }
+        body = "".join(self._section(chapter, name, make) for name, make in sections.items())
+        heading = f'<h2 class="chapter" id="{identity}">{escape(chapter.title)}</h2>' if len(self.chapters) > 1 else ""
+        where = f" Records in <code>{escape(chapter.place)}</code>." if chapter.place else ""
+        lead = f"<p class='lead'>{escape(_setting_words(chapter))}{where}</p>"
+        return f"<section>{heading}{lead}{_going(chapter.runs)}{body}</section>"
+
+    def _section(self, chapter: Chapter, name: str, make: Callable[[], str]) -> str:
+        """A section, or a note: one record that is not as it should be must not take the whole page away."""
+        try:
+            inner = make()
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            where = Path(chapter.place or chapter.runs[0].folder)
+            self.problems.append(Problem(where, f"{name} cannot be shown: {type(error).__name__}: {error}"))
+            return ""
+        return f"<h3>{name}</h3>{inner}" if inner else ""
+
+    def _costs(self, chapter: Chapter) -> str:
+        table = tables.reaching(chapter, self.looks, targets_of(chapter, self.targets))
+        return table + self._figures(cost_figures(chapter, self.looks)) if table else ""
+
+    def _split(self, split: Split | str) -> str:
+        if isinstance(split, str):
+            return f'<p class="quiet">No picture of the split: {escape(split)}.</p>'
+        return self._figures([split_figure(split)])
+
+    # -- figures ----------------------------------------------------------------------------------------------
+    def _figures(self, figures: Sequence[Figure]) -> str:
+        """Figures below each other, half ones side by side."""
+        parts: list[str] = []
+        halves: list[str] = []
+        for figure in figures:
+            if figure.half:
+                halves.append(self._figure(figure))
+                continue
+            parts += [_side_by_side(halves), self._figure(figure)]
+            halves = []
+        return "".join([*parts, _side_by_side(halves)])
+
+    def _figure(self, figure: Figure) -> str:
+        label = f"f{len(self.figures)}"
+        name = f"{self._prefix}{figure.name}"
+        self.figures[name] = figure
+        drawings = "".join(
+            inline_svg(drawing, figure.title, figure.alt, css=f"drawing {kind}", label=f"{label}{kind[0]}")
+            for kind, drawing in (("wide", figure.wide), ("narrow", figure.narrow))
+        )
+        caption = f"<figcaption>{escape(figure.caption)}</figcaption>" if figure.caption else ""
+        data = ""
+        if figure.table is not None:
+            data += tables.details("Data as a table", tables.plain(figure.table, figure.title), f"{label}-data")
+        if figure.hover:
+            values = json.dumps(figure.hover, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+            data += f'<script type="application/json" class="values">{values}</script>'
+        return (
+            f'<figure class="box" id="{escape(name)}"><h4>{escape(figure.title)}</h4>'
+            f'<div class="chart">{drawings}</div>{caption}{data}</figure>'
+        )
+
+
+_NOTHING = '<p class="lead">No run could be read yet.</p>'
+
+
+def _side_by_side(halves: Sequence[str]) -> str:
+    return f'<div class="halves">{"".join(halves)}</div>' if halves else ""
+
+
+def _setting_words(chapter: Chapter) -> str:
+    """What all runs of a chapter have in common, in a sentence."""
+    common, _ = chapter.settings()
+    config = chapter.config
+    data = config.get("data", {})
+    clients = f" over {data['clients']} clients" if data.get("clients") else ""
+    words = [f"{data.get('name', '?')}, split by {partition_words(data.get('partition')) or '?'}{clients}"]
+    words.append(f"network {config.get('model', {}).get('name', '?')}")
+    for key, text in (
+        ("rounds", "{} rounds"), ("cohort.clients", "{} clients a round"),
+        ("cohort.rate", "{:.0%} of the clients a round"),
+        ("local.epochs", "{} local epochs"), ("local.batch_size", "batches of {}"), ("local.lr", "learning rate {}"),
+    ):  # fmt: skip
+        if common.get(key) is not None and not (key == "cohort.rate" and common.get("cohort.clients")):
+            words.append(text.format(common[key]))
+    seeds = sorted({run.seed for run in chapter.runs})
+    words.append(f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}")
+    return "; ".join(words) + "."
+
+
+def _going(runs: Sequence[Run]) -> str:
+    """How far runs are that have not finished."""
+    rows = []
+    for run in runs:
+        if not run.finished:
+            ago = max(0.0, time.time() - run.changed)
+            when = f"{ago:.0f} s" if ago < 120 else f"{ago / 60:.0f} min" if ago < 7200 else f"{ago / 3600:.0f} h"
+            rows.append(
+                f'<span>{escape(run.folder.name)}</span><progress max="{max(run.rounds, 1)}" value="{run.done}" '
+                f'aria-label="{escape(run.folder.name)}"></progress><span>{run.done} of {run.rounds} rounds, '
+                f"last record {when} ago</span>"
+            )
+    return f'<div class="box"><h4>Not finished</h4><div class="going">{"".join(rows)}</div></div>' if rows else ""

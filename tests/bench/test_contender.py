@@ -1,0 +1,116 @@
+"""Programs are really started, watched, limited and cleaned up after."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedfa.bench.contender import Contender, measure
+from fedfa.bench.record import measure_section
+from fedfa.bench.sections import Section, choose, read_peers, sections
+from fedfa.errors import SettingsError
+
+REPORT = "import os, json; from pathlib import Path; Path(os.environ['FEDFA_BENCH_RESULT']).write_text(json.dumps({}))"
+
+
+def program(text: str, **more: object) -> Contender:
+    return Contender("p", "a program", (sys.executable, "-c", text), **more)  # type: ignore[arg-type]
+
+
+def test_a_report_comes_back_with_what_the_program_was_told(tmp_path: Path) -> None:
+    words = "{k: os.environ.get(k) for k in ('FEDFA_BENCH_ARRAYS', 'OWN', 'OMP_NUM_THREADS')}"
+    found = measure(program(REPORT.format(words), environment={"OWN": "yes"}), tmp_path)
+    assert found["FEDFA_BENCH_ARRAYS"] == str(tmp_path)
+    assert found["OWN"] == "yes"
+    assert found["OMP_NUM_THREADS"] is None
+
+
+def test_the_threads_of_the_callers_shell_do_not_reach_a_contender(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    text = REPORT.format("{'threads': os.environ.get('OMP_NUM_THREADS')}")
+    assert measure(program(text), tmp_path)["threads"] is None
+    assert measure(program(text, environment={"OMP_NUM_THREADS": "1"}), tmp_path)["threads"] == "1"
+
+
+def test_a_program_that_fails_is_told_by_its_last_words(tmp_path: Path) -> None:
+    assert measure(program("raise SystemExit('out of luck')"), tmp_path) == {"failed": "exit code 1: out of luck"}
+    assert measure(program("pass"), tmp_path) == {"failed": "exit code 0: it said nothing"}
+    missing = measure(Contender("x", "x", ("/no/such/program",)), tmp_path)
+    assert missing["failed"].startswith("cannot be started")
+
+
+def test_a_program_that_hangs_is_ended_with_all_it_started(tmp_path: Path) -> None:
+    """It waits for a child that would sleep for minutes; its limit is one second."""
+    note = tmp_path / "child"
+    text = (
+        "import subprocess, sys, pathlib; c = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)']);"
+        f"pathlib.Path({str(note)!r}).write_text(str(c.pid)); c.wait()"
+    )
+    begun = time.monotonic()
+    found = measure(program(text, limit=3.0), tmp_path)
+    assert time.monotonic() - begun < 60
+    assert found["failed"].startswith("not done after 3 s")
+    child = int(note.read_text())
+    for _ in range(100):
+        if not alive(child):
+            break
+        time.sleep(0.05)
+    assert not alive(child)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there and not only waiting to be forgotten."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_contenders_take_turns_and_another_one_begins_each_time(tmp_path: Path) -> None:
+    news: list[str] = []
+    text = REPORT.format("{'seconds': [1.0], 'first': 2.0}")
+    three = [Contender(name, name, (sys.executable, "-c", text)) for name in "abc"]
+    record = measure_section(Section("s", "S", three), 2, tmp_path, news.append)
+    assert [line.rpartition(" ")[2] for line in news] == ["a", "b", "c", "c", "a", "b"]
+    assert [len(contender["measurements"]) for contender in record["contenders"]] == [2, 2, 2]
+    assert record["about"]["cores"] >= 1
+
+
+def test_peers_are_read_with_task_and_rounds_filled_in(tmp_path: Path) -> None:
+    file = tmp_path / "peers.toml"
+    file.write_text(
+        '[[contender]]\nname = "p"\ntitle = "P"\ncommand = ["run", "{task}", "{rounds}", "{port}"]\n'
+        'rounds = { mlp = 4 }\n\n[[contender]]\nname = "q"\ntitle = "Q"\nsections = ["mlp"]\ncommand = ["q"]\n'
+    )
+    assert [peer.command for peer in read_peers(file, "cnn", 6)] == [("run", "cnn", "6", "{port}")]
+    assert [peer.command[:3] for peer in read_peers(file, "mlp", 6)] == [("run", "mlp", "4"), ("q",)]
+    file.write_text('[[contender]]\nname = "p"\n')
+    with pytest.raises(SettingsError, match="does not describe other simulators"):
+        read_peers(file, "cnn", 6)
+    with pytest.raises(SettingsError, match="no file"):
+        read_peers(tmp_path / "absent.toml", "cnn", 6)
+
+
+def test_the_projects_own_file_of_peers_names_three_for_either_task() -> None:
+    file = Path(__file__).parents[2] / "benchmarks" / "peers.toml"
+    for task in ("cnn", "mlp"):
+        assert {peer.name.partition("-")[0] for peer in read_peers(file, task, 3)} == {"pfl", "flower", "fedlab"}
+        for peer in read_peers(file, task, 3):
+            scripts = [word for word in peer.command if word.endswith(".py")]
+            assert all((file.parents[1] / script).is_file() for script in scripts)
+            assert scripts
+
+
+def test_a_section_that_does_not_exist_is_refused_with_the_nearest_name() -> None:
+    known = sections(quick=True)
+    assert [section.name for section in choose(known, ["step", "cnn"])] == ["cnn", "step"]
+    assert choose(known, []) == known
+    with pytest.raises(SettingsError, match=r"no benchmark 'ccn'.*cnn"):
+        choose(known, ["ccn"])

@@ -1,0 +1,169 @@
+"""Figures, tables, pages and pictures from records that are written down here: what they say can be checked by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedfa.bench.figures import Figure, ratio, round_seconds, startup, throughput
+from fedfa.bench.page import refresh_page
+from fedfa.bench.picture import draw
+from fedfa.bench.record import read_records, write_record
+from fedfa.bench.step_profile import HOOK, group_of
+from fedfa.bench.tables import tables
+from fedfa.errors import RunError
+
+ABOUT = {
+    "date": "2026-01-02 03:04 UTC", "processor": "a processor", "cores": 2, "memory_gb": 8.0, "system": "a system",
+    "load_before": 0.0, "versions": {"torch": "2"}, "commit": "0123456789abcdef with changes",
+}  # fmt: skip
+
+
+def measured(*seconds: float, first: float = 10.0, **more: Any) -> dict[str, Any]:
+    return {"seconds": list(seconds), "first": first, "memory_mb": 100.0, **more}
+
+
+def contender(name: str, *measurements: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "title": f"the {name}", "note": "", "measurements": list(measurements)}
+
+
+def record(section: str, *contenders: dict[str, Any], aims: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    return {
+        "section": section, "title": f"Section {section}", "about": ABOUT, "repetitions": 3, "sample_steps": 1000,
+        "aims": aims or [], "contenders": list(contenders),
+    }  # fmt: skip
+
+
+def test_a_measurement_is_the_median_of_its_rounds() -> None:
+    one = measured(2.0, 9.0, 1.0, first=12.5)
+    assert round_seconds(one) == 2.0
+    assert throughput(one, 1000) == 500.0
+    assert startup(one) == 10.5  # the first round ended at 12.5 and took about as long as the others
+
+
+def test_a_ratio_pairs_what_was_measured_in_the_same_repetition() -> None:
+    """The machine is twice as slow in the second repetition, for both: the ratio does not see it."""
+    mine = [measured(1.0), measured(2.0), measured(1.1)]
+    theirs = [measured(3.0), measured(6.0), measured(3.3)]
+    found = ratio(mine, theirs)
+    assert found is not None
+    assert [found.middle, found.low, found.high] == pytest.approx([3.0, 3.0, 3.0])
+
+
+def test_repetitions_that_failed_are_left_out_together_with_their_partner() -> None:
+    found = ratio([{"failed": "x"}, measured(1.0)], [measured(100.0), measured(2.0)])
+    assert found == Figure(2.0, 2.0, 2.0)
+    assert ratio([{"failed": "x"}], [measured(1.0)]) is None
+
+
+def test_the_table_of_a_contest_has_speed_ratio_start_up_and_memory() -> None:
+    slow, fast = contender("slow", measured(4.0), measured(5.0)), contender("fast", measured(2.0), measured(2.0))
+    table, aims = tables(record("cnn", slow, fast, aims=[{"of": "fast", "to": "slow", "at_least": 2.5}]))
+    assert table.rows[1] == ("the fast", "500", "2.25 (2.00–2.50)", "8.0", "100")
+    assert aims.rows == [("the fast against the slow", "2.25 (2.00–2.50)", "≥ 2.50", "**no**")]
+
+
+def test_an_aim_that_is_reached_says_so_and_one_without_its_contender_is_not_there() -> None:
+    parts = contender("slow", measured(4.0)), contender("fast", measured(1.0))
+    aims = [{"of": "fast", "to": "slow", "at_least": 4.0}, {"of": "fast", "to": "absent", "at_least": 1.0}]
+    assert [row[-1] for row in tables(record("cnn", *parts, aims=aims))[1].rows] == ["yes"]
+
+
+def test_a_contender_that_failed_stands_in_the_table_with_its_reason() -> None:
+    table = tables(record("cnn", contender("loop", measured(1.0)), contender("other", {"failed": "no such program"})))[
+        0
+    ]
+    assert table.rows[1][:2] == ("the other", "failed: no such program")
+
+
+def test_methods_are_compared_by_round_and_by_processor_time() -> None:
+    base = contender("fedavg", measured(2.0, cpu_seconds=[4.0]), measured(4.0, cpu_seconds=[4.0]))
+    more = contender("fedfa", measured(2.2, cpu_seconds=[5.0]), measured(4.4, cpu_seconds=[5.0]))
+    (table,) = tables(record("methods", base, more))
+    assert table.rows[1] == ("the fedfa", "3.30", "1.10 (1.10–1.10)", "1.25 (1.25–1.25)")
+
+
+def growth(clients: int, seconds: float, memory: float) -> dict[str, Any]:
+    one = measured(seconds, clients=clients, cohort=50, setup=3.0, resident_mb=memory, data_mb=1.0)
+    return contender(f"{clients}", one)
+
+
+def test_growth_is_told_against_the_smallest() -> None:
+    (table,) = tables(record("clients", growth(100, 0.5, 200.0), growth(1000, 0.6, 300.0)))
+    assert table.rows[1] == ("the 1000", "600 (600–600)", "1.20", "12.00", "300", "1.50", "2.4")
+
+
+def step(**shares: float) -> dict[str, Any]:
+    found = {
+        "shares": shares, "step_seconds": 0.02, "flop_per_step": 8e8, "flop_per_second": 4e10, "matmul_peak": 1e11,
+        "share_of_peak": 0.4,
+    }  # fmt: skip
+    return record("step", contender("fedfa", found))
+
+
+def test_shares_of_a_step_come_largest_first_and_crumbs_are_left_out() -> None:
+    shares, peak = tables(step(small=0.3, large=0.69, crumb=0.001))
+    assert [row[0] for row in shares.rows] == ["large", "small"]
+    assert peak.rows[-1] == ("share of that", "40 % (40–40)")
+
+
+def event(name: str, parent: Any = None) -> Any:
+    return SimpleNamespace(name=name, cpu_parent=parent)
+
+
+def test_an_operation_counts_to_the_hook_it_happens_in_else_to_its_layer() -> None:
+    layer = event("aten::linear")
+    assert group_of(event("aten::addmm", layer)) == "fully connected layers"
+    assert group_of(event("aten::addmm", event("aten::linear", event(f"{HOOK}anchors: loss")))) == "anchors: loss"
+    assert group_of(event("aten::something")) == "other operations"
+
+
+def test_records_come_back_as_they_were_kept(tmp_path: Path) -> None:
+    one = record("cnn", contender("loop", measured(1.0)))
+    write_record(tmp_path / "new", one)
+    assert read_records(tmp_path / "new") == {"cnn": one}
+
+
+def test_a_folder_without_records_and_one_with_something_else_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="holds no record of a benchmark"):
+        read_records(tmp_path)
+    (tmp_path / "other.json").write_text(json.dumps([1]))
+    with pytest.raises(RunError, match=r"other\.json is not the record"):
+        read_records(tmp_path)
+
+
+def test_a_page_gets_its_tables_between_marks_and_keeps_the_rest(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    marks = "a\n<!-- bench {0}: begin -->\nold {0}\n<!-- bench {0}: end -->\nb\n"
+    page.write_text(marks.format("cnn") + marks.format("mlp") + marks.format("machine"))
+    text = refresh_page(page, {"cnn": record("cnn", contender("loop", measured(2.0)))})
+    assert "| the loop | 500 | 1.00 (1.00–1.00) | 8.0 | 100 |" in text
+    assert "old cnn" not in text
+    assert "old mlp" in text  # not measured: left as it was
+    assert "- cnn: a processor, 2 cores" in text
+    assert "commit 0123456 with changes" in text
+    page.write_text(text)
+    assert refresh_page(page, {"cnn": record("cnn", contender("loop", measured(2.0)))}) == text
+
+
+def test_a_page_without_marks_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text("nothing")
+    with pytest.raises(RunError, match="has no marks"):
+        refresh_page(tmp_path / "page.md", {})
+
+
+def test_the_picture_shows_every_contender_and_is_the_same_for_the_same_records(tmp_path: Path) -> None:
+    records = {
+        "cnn": record("cnn", contender("loop", measured(4.0)), contender("fedfa run", measured(1.6))),
+        "clients": record("clients", growth(100, 0.5, 200.0), growth(1000, 0.6, 300.0)),
+        "step": step(large=0.7, small=0.3),
+    }
+    drawn = draw(records, tmp_path / "a.svg").read_text()
+    assert "the fedfa run" in drawn
+    assert ">2.50<" in drawn
+    assert "Section clients" in drawn
+    assert draw(records, tmp_path / "b.svg").read_text() == drawn

@@ -1,0 +1,112 @@
+"""The contenders of this package do the work they say they do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedfa.bench import loop, rounds, scaling
+from fedfa.bench.plain import CNN, ENV_ARRAYS, ENV_RESULT, MLP, client_tensors, network
+from fedfa.bench.step_profile import matmul_peak
+from fedfa.bench.tasks import dataset, settings, write_arrays
+from fedfa.models.zoo import build_model
+from fedfa.studies.setup import prepare
+
+
+@pytest.fixture
+def place(tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FEDFA_DATA", str(data_dir))
+    monkeypatch.setenv(ENV_ARRAYS, str(tmp_path))
+    monkeypatch.setenv(ENV_RESULT, str(tmp_path / "result.json"))
+    write_arrays(MLP, tmp_path)
+    return tmp_path
+
+
+def reported(place: Path) -> dict[str, object]:
+    found: dict[str, object] = json.loads((place / "result.json").read_text())
+    return found
+
+
+def test_everybody_trains_on_the_clients_that_fedfa_has(place: Path) -> None:
+    federation = prepare(settings(MLP), data=dataset(MLP)).federation
+    clients = client_tensors(MLP)
+    assert len(clients) == len(federation) == MLP.clients
+    for number in (0, 57, 99):
+        x, y = federation.client(number).batch(torch.arange(MLP.samples))
+        assert torch.equal(clients[number][0], x.flatten(1))
+        assert torch.equal(clients[number][1], y)
+
+
+def test_everybody_trains_the_network_that_fedfa_has() -> None:
+    """Equal shapes of all weights, in order; and pooling before ReLU is the same function."""
+    ours = build_model("cnn-fmnist", (1, 28, 28), 10)
+    plain, pooled = network(CNN), network(CNN, pool_first=True)
+    assert [p.shape for p in plain.parameters()] == [p.shape for p in ours.parameters()]
+    small = build_model("mlp", (64,), 10, {"hidden": [32]})
+    assert [p.shape for p in network(MLP).parameters()] == [p.shape for p in small.parameters()]
+    x = torch.randn(4, 1, 28, 28, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(plain(x), pooled(x))
+
+
+def test_the_work_of_a_round_is_counted_as_fedfa_counts_it(place: Path) -> None:
+    assert MLP.sample_steps == 10 * 5 * 17
+    assert MLP.steps == settings(MLP).local.in_round(0).steps_on(MLP.samples)
+    assert CNN.sample_steps == 30_000
+
+
+@pytest.mark.parametrize("flags", [[], ["--tuned"]])
+def test_the_loop_reports_all_rounds_but_the_first(place: Path, flags: list[str]) -> None:
+    loop.main(["--task", "mlp", "--rounds", "4", "--processes", "1", *flags])
+    seconds = reported(place)["seconds"]
+    assert isinstance(seconds, list)
+    assert len(seconds) == 3
+    assert min(seconds) > 0
+
+
+def test_the_loop_makes_every_step_of_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = 0
+
+    class Counting(torch.optim.SGD):
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            nonlocal steps
+            steps += 1
+            super().step()
+
+    model = network(MLP)
+    before = [p.clone() for p in model.parameters()]
+    x, y = torch.randn(MLP.samples, 64), torch.randint(10, (MLP.samples,))
+    loop.train(MLP, model, Counting(model.parameters(), lr=0.1), x, y, torch.Generator(), False)
+    assert steps == MLP.steps == 15
+    assert all(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+
+
+def test_a_run_of_fedfa_reports_rounds_without_the_first_and_the_evaluated_last(place: Path) -> None:
+    rounds.main(["--task", "mlp", "--rounds", "4", "--set", "engine.workers=1", "--set", "algorithm.recipe=fedfa"])
+    found = reported(place)
+    assert isinstance(found["seconds"], list)
+    assert isinstance(found["cpu_seconds"], list)
+    assert len(found["seconds"]) == 3
+    assert all(cpu > 0 for cpu in found["cpu_seconds"])
+
+
+def test_fewer_clients_can_be_had_with_as_many_samples_each(place: Path) -> None:
+    few = replace(MLP, clients=10)
+    assert prepare(settings(few), data=dataset(few)).federation.partition.sizes.tolist() == [17] * 10
+
+
+def test_growth_is_measured_on_as_many_clients_as_asked_for(place: Path) -> None:
+    scaling.main(["--clients", "2000", "--cohort", "5", "--rounds", "3"])
+    found = reported(place)
+    assert (found["clients"], found["cohort"]) == (2000, 5)
+    # 2000 clients with 10 pictures of 16 bytes and a label of 8, and 1000 test pictures.
+    assert found["data_mb"] == (20_000 + 1000) * 24 / 2**20
+    assert isinstance(found["resident_mb"], float)
+    assert found["resident_mb"] > 50
+
+
+def test_the_peak_is_a_speed_that_a_product_really_reaches() -> None:
+    assert 1e8 < matmul_peak(sizes=(128,), seconds=0.05) < 1e13

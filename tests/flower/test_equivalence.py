@@ -1,0 +1,101 @@
+"""The same experiment in the simulator and through Flower: the same bits.
+
+Nothing in a client's work depends on where it is done: its randomness is keyed by seed, round and number, tensors
+arrive to the bit, and sums are added in the order of the cohort. So weights, server state, metrics and what clients
+keep must be equal, not close.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedfa.flower.server_app import make_server_app
+from fedfa.flower.settings import RunConfig
+from fedfa.learning.tensors import Tensors
+from fedfa.studies.files import load_tensors
+from fedfa.studies.run import RunResult, run
+from tests.flower import small_sites
+from tests.flower.loopback import QUICK, federate
+from tests.flower.small_sites import SITES, serve, small_grid
+from tests.studies.study_toys import equal_tensors, kept_by_clients, timeless
+
+
+def simulate(tmp_path: Path, config: dict[str, Any], data_dir: Path, **more: Any) -> RunResult:
+    settings = RunConfig({**QUICK, **config, "data.dir": str(data_dir)}).settings(SITES)
+    return run(settings, tmp_path / "simulated", **more)
+
+
+def assert_same(flower: Path, simulated: Path) -> None:
+    for name in ("model.safetensors", "server.safetensors"):
+        assert equal_tensors(load_tensors(flower / name), load_tensors(simulated / name)), f"{name} differs"
+    records = timeless(flower)
+    assert all(record.pop("federation")["seconds"] for record in records)
+    assert records == timeless(simulated)
+
+
+def kept_on_sites(tmp_path: Path, flower: Path) -> dict[str, Tensors]:
+    """What the sites hold of the versions that count, named as the simulator names it."""
+    versions = {
+        name.split(".")[0]: int(receipt["site/versions"][-1]) for name, receipt in kept_by_clients(flower).items()
+    }
+    (state,) = (tmp_path / "state").iterdir()
+    return {
+        f"{client}.round{version}.safetensors": load_tensors(state / f"site{client}.round{version}.safetensors")
+        for client, version in versions.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        *("fedfa", "scaffold", "feddyn", "moon", "fedproto", "ccvr"),
+        *(pytest.param(recipe, marks=pytest.mark.slow) for recipe in ("fedfa+fedadam", "fednova", "fedma", "fedproc")),
+    ],
+)
+def test_flower_and_the_simulator_agree_to_the_bit(recipe: str, tmp_path: Path, data_dir: Path) -> None:
+    config = {"algorithm": recipe, "cohort.clients": 3}
+    flower = federate(tmp_path, {**config, "data.dir": str(data_dir)}, SITES)
+    simulated = simulate(tmp_path, config, data_dir)
+    assert_same(flower, simulated.folder)
+    kept = kept_by_clients(simulated.folder)
+    assert bool(kept) == (recipe in ("scaffold", "feddyn", "moon", "fedproto"))
+    if kept:
+        there = kept_on_sites(tmp_path, flower)
+        assert there.keys() == kept.keys()
+        assert all(equal_tensors(there[name], kept[name]) for name in kept)
+
+
+def test_anchors_move_and_the_model_learns(tmp_path: Path, data_dir: Path) -> None:
+    """Equal to the simulator could also mean that neither does anything."""
+    flower = federate(tmp_path, {"algorithm": "fedfa", "rounds": 2, "data.dir": str(data_dir)})
+    state = load_tensors(flower / "server.safetensors")
+    anchors = [value for name, value in state.items() if name.startswith("anchors/")]
+    assert anchors
+    assert any(value.abs().sum() > 0 for value in anchors if value.is_floating_point())
+    accuracies = [record["accuracy"] for record in timeless(flower)]
+    assert accuracies[-1] > 0.3
+
+
+# -- the sites' own data and network ----------------------------------------------------------------------------------
+@pytest.mark.parametrize("recipe", ["fedfa", "scaffold"])
+def test_own_data_and_network_train_as_the_simulator_does(recipe: str, tmp_path: Path) -> None:
+    flower = serve(tmp_path / "flower", small_grid(tmp_path), algorithm=recipe)
+    assert_same(flower, small_sites.simulate(tmp_path / "simulated", algorithm=recipe).folder)
+    assert load_tensors(flower / "model.safetensors")["norm.num_batches_tracked"].dtype == torch.int64
+
+
+def test_without_test_data_on_the_server_the_sites_evaluate(tmp_path: Path) -> None:
+    config = {**QUICK, **small_sites.OWN}
+    server = make_server_app(small_sites.Small)
+    sites = federate(tmp_path, config, SITES, app=small_sites.CLIENT, server=server, folder="sites")
+    both = serve(tmp_path / "both", small_grid(tmp_path), federation__evaluation="both")
+    # The sites' test samples together are the server's: their evaluations combined are its own.
+    for ours, theirs in zip(timeless(sites), timeless(both), strict=True):
+        assert ours["accuracy"] == pytest.approx(theirs["accuracy"], abs=1e-12)
+        assert ours["accuracy"] == pytest.approx(theirs["federation"]["sites_accuracy"], abs=1e-12)
+        assert ours["class_accuracy"] == pytest.approx(theirs["class_accuracy"], abs=1e-12)
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-6)

@@ -1,0 +1,254 @@
+"""Rounds with sites that are not there: quorum, substitutes, second attempts, and what is said when nothing helps."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Message
+
+from fedfa.errors import FederationError, RunError, SettingsError
+from fedfa.flower.messages import read_announcement
+from fedfa.studies.files import load_tensors
+from tests.flower.loopback import LoopbackGrid, turn
+from tests.flower.small_sites import SITES, serve, simulate, small_grid
+from tests.studies.study_toys import equal_tensors, timeless
+
+
+def node_of(grid: LoopbackGrid, site: int) -> int:
+    return next(node for node, config in grid.sites.items() if config["partition-id"] == site)
+
+
+def when(round: int, act: Callable[[LoopbackGrid], None], grid: LoopbackGrid, site: int = 0) -> None:
+    """Do something once, as soon as this site has answered in this round (counted from 0)."""
+    done: list[bool] = []
+
+    def tamper(asked: Message, reply: Message) -> Message:
+        if turn(asked) == (round, site) and not done:
+            done.append(True)
+            act(grid)
+        return reply
+
+    grid.tamper = tamper
+
+
+def test_the_run_begins_with_a_quorum_and_a_late_site_joins(tmp_path: Path) -> None:
+    grid = small_grid(tmp_path)
+    late = node_of(grid, 3)
+    config = grid.sites.pop(late)
+    when(0, lambda grid: grid.sites.update({late: config}), grid)
+    flower = serve(tmp_path / "run", grid, federation__quorum=0.75, rounds=4)
+    cohorts = [set(record["cohort"]) for record in timeless(flower)]
+    assert cohorts[0] == {0, 1, 2}
+    assert cohorts[-1] == {0, 1, 2, 3}
+
+
+def test_a_cohort_does_not_depend_on_who_is_there(tmp_path: Path) -> None:
+    """Who is drawn follows from seed and round; who is missing is only left out."""
+    whole = serve(tmp_path / "whole", small_grid(tmp_path), cohort__clients=2, rounds=6)
+    grid = small_grid(tmp_path)
+    del grid.sites[node_of(grid, 1)]
+    partial = serve(tmp_path / "partial", grid, cohort__clients=2, rounds=6)
+    drawn = [record["cohort"] for record in timeless(whole)]
+    assert {tuple(cohort) for cohort in drawn} != {tuple(drawn[0])}
+    assert any(1 in cohort for cohort in drawn)
+    for record, cohort in zip(timeless(partial), drawn, strict=True):
+        assert record["cohort"] == [client for client in cohort if client != 1]
+
+
+def test_too_few_sites_at_the_start_end_in_words_not_in_waiting(tmp_path: Path) -> None:
+    grid = small_grid(tmp_path)
+    for site in (1, 2, 3):
+        del grid.sites[node_of(grid, site)]
+    started = time.monotonic()
+    with pytest.raises(FederationError, match=r"1 sites said who they are within .*4 are expected"):
+        serve(tmp_path / "run", grid)
+    with pytest.raises(FederationError, match="0 sites"):
+        serve(tmp_path / "run", LoopbackGrid({}, {}))
+    assert time.monotonic() - started < 30
+
+
+def test_a_round_without_quorum_is_tried_again_and_the_site_that_comes_back_takes_part(tmp_path: Path) -> None:
+    """The result is that of a run in which nobody was ever away: the plan is the same, and so is the order of sums."""
+    grid = small_grid(tmp_path)
+    node = node_of(grid, 2)
+    calls: list[int] = []
+
+    def tamper(asked: Message, reply: Message) -> Message | None:
+        if turn(asked) == (1, 2):
+            calls.append(1)
+            return None if len(calls) == 1 else reply
+        return reply
+
+    grid.tamper = tamper
+    flower = serve(tmp_path / "run", grid, federation__quorum=1.0)
+    assert len(calls) == 2
+    assert node in grid.sites
+    simulated = simulate(tmp_path / "simulated").folder
+    assert equal_tensors(load_tensors(flower / "server.safetensors"), load_tensors(simulated / "server.safetensors"))
+    assert [record["cohort"] for record in timeless(flower)] == [r["cohort"] for r in timeless(simulated)]
+
+
+def test_a_round_that_never_gets_its_quorum_ends_the_run_which_can_go_on_later(tmp_path: Path) -> None:
+    grid = small_grid(tmp_path)
+    gone: dict[int, dict[str, Any]] = {}
+
+    def tamper(asked: Message, reply: Message) -> Message | None:
+        if turn(asked) in [(1, 1), (1, 2), (1, 3)]:
+            gone[asked.metadata.dst_node_id] = grid.sites.pop(asked.metadata.dst_node_id)
+            return None
+        return reply
+
+    grid.tamper = tamper
+    with pytest.raises(FederationError, match=r"round 2: 1 of 4 sites .* 2 are needed .*site 1: not connected"):
+        serve(tmp_path / "run", grid, federation__attempts=2)
+    assert len(timeless(tmp_path / "run")) == 1
+    grid.sites |= gone
+    grid.tamper = None
+    flower = serve(tmp_path / "run", grid)
+    simulated = simulate(tmp_path / "simulated").folder
+    assert equal_tensors(load_tensors(flower / "server.safetensors"), load_tensors(simulated / "server.safetensors"))
+
+
+def test_a_substitute_takes_the_place_of_a_site_that_fails_or_is_away(tmp_path: Path) -> None:
+    grid = small_grid(tmp_path)
+    del grid.sites[node_of(grid, 1)]
+
+    def tamper(asked: Message, reply: Message) -> Message:
+        if (now := turn(asked)) is not None and now[1] == 2:
+            reply.content.clear()
+        return reply
+
+    grid.tamper = tamper
+    flower = serve(
+        tmp_path / "run", grid, cohort__clients=2, rounds=6, federation__replace=True, federation__quorum=0.5
+    )
+    records = timeless(flower)
+    assert all(set(record["cohort"]) == {0, 3} for record in records)  # the only two that are of use
+    replaced = [record["federation"].get("replaced", {}) for record in records]
+    assert any("1" in one for one in replaced)
+    assert any("2" in one for one in replaced)
+    again = serve(tmp_path / "again", grid, cohort__clients=2, rounds=6, federation__replace=True)
+    assert [record["federation"].get("replaced", {}) for record in timeless(again)] == replaced
+
+
+def test_with_a_grace_period_the_quorum_waits_no_longer_for_the_rest(tmp_path: Path) -> None:
+    grid = small_grid(tmp_path)
+
+    def tamper(asked: Message, reply: Message) -> Message | None:
+        return None if turn(asked) == (0, 1) else reply
+
+    grid.tamper = tamper
+    started = time.monotonic()
+    flower = serve(tmp_path / "run", grid, rounds=1, federation__round_seconds=600.0, federation__grace_seconds=0.05)
+    assert time.monotonic() - started < 100
+    assert set(timeless(flower)[0]["cohort"]) == {0, 2, 3}
+
+
+def test_a_restarted_site_with_a_new_node_id_is_believed_once_the_old_one_is_silent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without node keys a SuperNode that restarts gets a new id, and the old one stays listed for a while."""
+    grid = small_grid(tmp_path)
+    old = node_of(grid, 2)
+    when(0, lambda grid: grid.sites.update({4242: dict(grid.sites[old])}), grid)
+    restarted = grid.tamper
+    assert restarted is not None
+
+    def tamper(asked: Message, reply: Message) -> Message | None:
+        gone = 4242 in grid.sites and asked.metadata.dst_node_id == old
+        return None if gone else restarted(asked, reply)
+
+    grid.tamper = tamper
+    with caplog.at_level(logging.WARNING, "fedfa"):
+        flower = serve(tmp_path / "run", grid, rounds=5)
+    assert f"nodes {old} and 4242 both say they are site 2" in caplog.text
+    assert f"node 4242 takes the place of node {old} as site 2" in caplog.text
+    assert 2 in timeless(flower)[-1]["cohort"]
+    assert grid.messages[-1].metadata.group_id == "5"
+
+
+def change_announcement(**change: Any) -> Callable[[Message, Message], Message]:
+    def tamper(asked: Message, reply: Message) -> Message:
+        if asked.metadata.message_type == "query.site" and read_announcement(reply.content).site == 3:
+            reply.content.config_records["site"].update(change)
+        return reply
+
+    return tamper
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"version": "0.0.1"}, "it has fedfa 0.0.1, the server"),
+        ({"site": 7}, "it calls itself site 7 of 4"),
+        ({"site": -1}, "it calls itself site -1"),
+        ({"samples": 2**60}, "it says it holds"),
+        ({"samples": -1}, "it says it holds"),
+        ({"input_shape": [5]}, r"inputs of the shape \[5\], others have"),
+        ({"input_shape": [-5]}, "not a shape"),
+    ],
+)
+def test_a_site_that_does_not_fit_is_not_taken_in(
+    change: dict[str, Any], problem: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = small_grid(tmp_path, change_announcement(**change))
+    nodes = sorted(grid.sites, key=lambda node: grid.sites[node]["partition-id"])
+    grid.sites = {node: grid.sites[node] for node in nodes}  # the others are heard first
+    with caplog.at_level(logging.WARNING, "fedfa"):
+        flower = serve(tmp_path / "run", grid, rounds=1)
+    assert re.search(f"node {nodes[3]} is not taken in: .*{problem}", caplog.text)
+    assert set(timeless(flower)[0]["cohort"]) == {0, 1, 2}
+
+
+def test_sites_that_disagree_on_their_number_are_told(tmp_path: Path) -> None:
+    grid = small_grid(tmp_path)
+    grid.sites[node_of(grid, 0)]["num-partitions"] = SITES + 1
+    with pytest.raises(FederationError, match=r"do not agree on how many they are \(4, 5\)"):
+        serve(tmp_path / "run", grid)
+
+
+def test_a_site_with_another_network_is_told_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Fingerprints of network, data and methods travel with the plan; a site that has others does not train."""
+
+    def tamper(asked: Message, reply: Message) -> Message:
+        return reply
+
+    grid = small_grid(tmp_path, tamper)
+    push = grid.push_messages
+
+    def falsifying(messages: list[Message]) -> Any:
+        for message in messages:
+            if "plan" in message.content.config_records and message.metadata.dst_node_id == node_of(grid, 1):
+                message.content.config_records["plan"]["origin/network"] = "0" * 32
+        return push(messages)
+
+    grid.push_messages = falsifying  # type: ignore[method-assign, assignment]
+    with caplog.at_level(logging.WARNING, "fedfa"):
+        flower = serve(tmp_path / "run", grid, rounds=1)
+    assert "(site 1): the network here is not the server's" in caplog.text
+    assert set(timeless(flower)[0]["cohort"]) == {0, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "problem"),
+    [
+        ({"federation__quorun": 0.5}, SettingsError, r"unknown key federation.quorun \(did you mean 'quorum'\?\)"),
+        ({"federation__quorum": 2.0}, SettingsError, "federation.quorum = 2.0"),
+        ({"algorithm": "centralised"}, SettingsError, "pools all data at one place"),
+        ({"data__clients": 9}, SettingsError, "data.clients = 9, but the federation has 4 sites"),
+        ({"federation__resume": False}, RunError, "holds a run already"),
+    ],
+)
+def test_what_cannot_be_run_is_said_in_one_line(
+    config: dict[str, Any], error: type[Exception], problem: str, tmp_path: Path
+) -> None:
+    if error is RunError:
+        serve(tmp_path / "run", small_grid(tmp_path), rounds=1)
+    with pytest.raises(error, match=problem):
+        serve(tmp_path / "run", small_grid(tmp_path), **config)

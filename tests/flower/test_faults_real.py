@@ -1,0 +1,163 @@
+"""Faults, each done to real processes of one federation: sites and servers killed, sites that misbehave.
+
+The tests share the federation and leave it whole: three sites, registered and connected.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedfa.flower.operate.federation import LocalFederation, Value
+from fedfa.flower.operate.new_app import write_app
+from fedfa.studies.files import load_tensors
+from fedfa.studies.run import run
+from tests.flower import real
+
+pytest.importorskip("flwr")
+pytestmark = pytest.mark.slow
+
+SITES = 3
+LONG = {"epochs": 60}
+"""So that a round lasts a while."""
+
+
+@pytest.fixture(scope="module")
+def states(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("states")
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory, data_dir: Path, states: Path) -> Iterator[LocalFederation]:
+    with LocalFederation(tmp_path_factory.mktemp("federation")) as started:
+        real.start(started, SITES, data_dir, states)
+        yield started
+
+
+def test_a_round_completes_by_quorum_when_a_site_is_killed_in_it_and_the_site_rejoins_with_its_state(
+    federation: LocalFederation, states: Path, data_dir: Path, tmp_path: Path
+) -> None:
+    """SCAFFOLD's control variates live on the site's disk; after the kill only that disk is left of the site."""
+    out = tmp_path / "run"
+    rules: dict[str, Value] = {"quorum": 0.6, "grace_seconds": 5.0, "round_seconds": 400.0}
+    settings = real.quick_settings("scaffold", 3, SITES, **LONG)
+    started = real.submit(federation, settings, out, data_dir, None, **rules)
+    victim = federation.processes.running["site2"]
+    real.until(lambda: "ROUND 2]" in victim.output(), "round 2 at site 2", started)
+    victim.kill()
+    assert not victim.processes()
+    real.finish(started, out)
+    first, second, third = real.metrics(out)
+    assert sorted(first["cohort"]) == [0, 1, 2]
+    for later in (second, third):
+        assert later["federation"]["absent"] == [2]
+        assert sorted(later["cohort"]) == [0, 1]
+    (key,) = [path for path in states.iterdir() if list(path.glob("site2.*"))]
+    kept = key / "site2.round1.safetensors"
+    before = load_tensors(kept)
+
+    federation.start_site(2, real.site_config(2, SITES, data_dir, states))
+    federation.wait_for_site(2)
+    longer = settings.model_copy(update={"rounds": 4})
+    again = real.submit(federation, longer, out, data_dir, None, **rules)
+    real.finish(again, out)
+    assert sorted(real.metrics(out)[3]["cohort"]) == [0, 1, 2]
+    assert "lost what it kept" not in again.output()
+    after = load_tensors(key / "site2.round4.safetensors")
+    assert after.keys() == before.keys()
+    assert any(not torch.equal(after[name], before[name]) for name in before)
+
+
+def test_a_run_whose_serverapp_and_whose_superlink_were_killed_ends_as_if_nothing_had_happened(
+    federation: LocalFederation, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDFA_DATA", str(data_dir))
+    settings, out = real.quick_settings("scaffold", 4, SITES, **LONG), tmp_path / "run"
+    once = real.submit(federation, settings, out, data_dir)
+    real.until(lambda: len(real.metrics(out)) >= 1, "round 1", once)
+    (server,) = [process for process in federation.superlink.processes() if "flwr-serverapp" in command_of(process)]
+    os.kill(server, signal.SIGKILL)
+    federation.flwr("stop", run_id(once.output()), "here")  # else it counts as running until its heartbeat is missed
+    assert once.wait(real.LIMIT) is not None
+    assert not (out / "summary.json").exists()
+    done = len(real.metrics(out))
+    assert done < 4
+
+    twice = real.submit(federation, settings, out, data_dir)
+    real.until(lambda: len(real.metrics(out)) > done, "another round", twice)
+    federation.superlink.kill()
+    assert twice.wait(real.LIMIT) is not None
+    assert not (out / "summary.json").exists()
+    federation.start_superlink()
+    last = real.submit(federation, settings, out, data_dir)
+    real.finish(last, out)
+
+    here = run(settings, tmp_path / "simulator")
+    assert [record["round"] for record in real.metrics(out)] == [1, 2, 3, 4]
+    assert [record["accuracy"] for record in real.metrics(out)] == [record["accuracy"] for record in here.metrics]
+    real.assert_same_tensors(out / "model.safetensors", here.folder / "model.safetensors")
+    real.assert_same_tensors(out / "server.safetensors", here.folder / "server.safetensors")
+
+
+MISBEHAVING = '''
+"""Site 2 answers in each round with something else that is wrong."""
+
+from fedfa.flower import make_client_app, make_server_app
+
+
+def misbehave(message, context, call_next):
+    import torch
+    from fedfa.flower.messages import array_of, tensor_of
+
+    reply = call_next(message, context)
+    if context.node_config["partition-id"] != 2 or message.metadata.message_type != "train":
+        return reply
+    sums, result = reply.content["sums"], reply.content["result"]
+    name = next(name for name in sums if name.startswith("fedavg/") and name.endswith("weight") and ":" in name)
+    value = tensor_of(sums[name])
+    wrong = [value * torch.nan, value[:-1], value + 1e20, value][result["round"]]
+    sums[name] = array_of(wrong)
+    if result["round"] == 3:
+        result["round"] = 1
+    return reply
+
+
+client = make_client_app(mods=[misbehave])
+server = make_server_app()
+'''
+
+
+def test_what_a_misbehaving_site_sends_is_rejected_by_name_and_the_rounds_go_on(
+    federation: LocalFederation, data_dir: Path, tmp_path: Path
+) -> None:
+    app, out = tmp_path / "app", tmp_path / "run"
+    write_app(app)
+    (app / "site_app.py").write_text(MISBEHAVING)
+    settings = real.quick_settings("fedfa", 4, SITES)
+    started = real.submit(federation, settings, out, data_dir, app, norm_limit=1000.0, evaluation="server")
+    summary = real.finish(started, out)
+    records, log = real.metrics(out), started.output()
+    assert [record["federation"]["rejected"] for record in records] == [[2]] * 4
+    assert all(sorted(record["cohort"]) == [0, 1] for record in records)
+    for number, reason in enumerate(["not finite", "has the shape", "norm", "belongs to round 2"], start=1):
+        (line,) = [line for line in log.splitlines() if f"round {number}: update of node" in line]
+        assert "(site 2) rejected" in line
+        assert reason in line
+    assert summary["final_accuracy"] > 0.2
+    assert all(bool(torch.isfinite(value).all()) for value in load_tensors(out / "model.safetensors").values())
+
+
+def command_of(process: int) -> str:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_text().replace("\0", " ")
+    except OSError:  # ended meanwhile
+        return ""
+
+
+def run_id(log: str) -> str:
+    return log.split("Successfully started run ")[1].split()[0]

@@ -1,0 +1,250 @@
+"""What is sent arrives, to the bit; what is not a message of ours is refused before it costs anything."""
+
+from __future__ import annotations
+
+import io
+import math
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedfa.flower.messages import (
+    NUMPY,
+    Announcement,
+    BadMessageError,
+    Instruction,
+    SiteEvaluation,
+    SiteResult,
+    array_of,
+    arrays_of,
+    describe_evaluation,
+    describe_result,
+    describe_site,
+    instruct,
+    model_record,
+    read_announcement,
+    read_evaluation,
+    read_instruction,
+    read_plan,
+    read_result,
+    received_records,
+    tensor_of,
+    tensors_of,
+)
+from fedfa.learning.client import ClientResult, RoundPlan
+from fedfa.learning.evaluate import Evaluation
+from fedfa.learning.part import LocalTraining
+from fedfa.learning.sums import WeightedSum
+from tests.flower.loopback import content_through_the_wire
+from tests.studies.study_toys import equal_tensors
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+names = st.text(min_size=1, max_size=12).filter(lambda name: "\x00" not in name)
+shapes = st.lists(st.integers(0, 4), max_size=3)
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> torch.Tensor:
+    dtype, shape = draw(st.sampled_from(DTYPES)), draw(shapes)
+    raw = draw(st.binary(min_size=8 * math.prod(shape), max_size=8 * math.prod(shape)))
+    whole = torch.frombuffer(bytearray(raw), dtype=torch.int64) if raw else torch.zeros(0, dtype=torch.int64)
+    if dtype.is_floating_point:  # any pattern of bits, NaN and infinities too
+        bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+        value = whole.to(bits).view(dtype)
+    else:
+        value = whole.to(dtype)
+    value = value.reshape(shape)
+    return value.T if len(shape) == 2 and draw(st.booleans()) else value
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    flat_a, flat_b = (value.contiguous().reshape(-1).view(torch.uint8) if value.numel() else value for value in (a, b))
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(flat_a, flat_b)
+
+
+@given(tensors())
+def test_a_tensor_arrives_to_the_bit(value: torch.Tensor) -> None:
+    assert same_bits(tensor_of(array_of(value)), value)
+
+
+@given(st.dictionaries(names, tensors(), max_size=4))
+def test_named_tensors_arrive_through_flowers_own_serialisation(given_tensors: dict[str, torch.Tensor]) -> None:
+    content = content_through_the_wire(RecordDict({"a": arrays_of(given_tensors)}))
+    arrived = tensors_of(content.array_records["a"])
+    assert list(arrived) == list(given_tensors)
+    assert all(same_bits(arrived[name], value) for name, value in given_tensors.items())
+
+
+def test_arrays_are_flowers_own_where_numpy_knows_the_type() -> None:
+    value = torch.randn(3, 2)
+    assert np.array_equal(array_of(value).numpy(), value.numpy())
+    assert torch.equal(tensor_of(Array(value.numpy())), value)
+
+
+def test_what_arrives_can_be_written_to_and_is_nobody_elses() -> None:
+    array = array_of(torch.zeros(2))
+    tensor_of(array).add_(1)
+    assert tensor_of(array).tolist() == [0, 0]
+
+
+local_training = st.builds(
+    LocalTraining,
+    epochs=st.integers(1, 9),
+    batch_size=st.integers(1, 99),
+    lr=st.floats(1e-9, 10),
+    momentum=st.floats(0, 0.99),
+    weight_decay=st.floats(0, 1),
+    drop_last=st.booleans(),
+    steps=st.none() | st.integers(1, 50),
+)
+
+
+@given(
+    local_training,
+    st.integers(0, 10**6),
+    st.booleans(),
+    st.lists(st.integers(1, 9**9), max_size=3),
+    st.dictionaries(
+        st.sampled_from(["anchors", "scaffold"]), st.dictionaries(names, tensors(), min_size=1, max_size=2)
+    ),
+)
+def test_a_plan_arrives(
+    local: LocalTraining, number: int, survey: bool, versions: list[int], received: dict[str, dict[str, torch.Tensor]]
+) -> None:
+    plan = RoundPlan(number, {"w": torch.randn(2)}, received, local, seed=number + 1, rounds=number + 2, survey=survey)
+    order = Instruction("ab" * 16, 3, 'rounds = 1\nname = "x"', {"network": "f00"}, tuple(versions), survey)
+    content = RecordDict(
+        {"model": model_record(plan.model), **received_records(received), "plan": instruct(order, plan)}
+    )
+    content = content_through_the_wire(content)
+    arrived = read_plan(content)
+    assert read_instruction(content) == order
+    assert arrived.local == local
+    assert (arrived.round, arrived.seed, arrived.rounds, arrived.survey) == (number, number + 1, number + 2, survey)
+    assert equal_tensors(arrived.model, plan.model)
+    assert arrived.received.keys() == received.keys()
+    assert all(same_bits(arrived.received[p][n], t) for p, values in received.items() for n, t in values.items())
+
+
+def make_result(**more: object) -> SiteResult:
+    sums = {
+        "fedavg/model": WeightedSum({"fc.weight": torch.randn(2, 3), "n:#/odd": torch.tensor(7)}, torch.tensor(5.0)),
+        "anchors/anchors": WeightedSum({"last": torch.randn(4, 3)}, torch.tensor([[1.0], [0.0], [4.0], [0.0]])),
+    }
+    values = {"client": 2, "sums": sums, "kept": {}, "steps": 3, "sample_steps": 12, "loss": 0.25, "cpu_seconds": 0.5}
+    return SiteResult(ClientResult(**(values | more)), "ab" * 16, 4, True, False, {"train": 1.5})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("loss", [0.25, None])
+def test_a_result_arrives(loss: float | None) -> None:
+    sent = make_result(loss=loss)
+    arrived = read_result(content_through_the_wire(describe_result(sent)))
+    assert (arrived.run, arrived.round, arrived.keeps, arrived.lost) == (sent.run, sent.round, sent.keeps, sent.lost)
+    assert arrived.seconds == sent.seconds
+    one, other = arrived.result, sent.result
+    assert (one.client, one.steps, one.sample_steps, one.loss, one.cpu_seconds) == (2, 3, 12, loss, 0.5)
+    assert one.sums.keys() == other.sums.keys()
+    for group, entry in one.sums.items():
+        assert equal_tensors(entry.tensors, other.sums[group].tensors)
+        assert torch.equal(entry.weight, other.sums[group].weight)
+
+
+@given(st.integers(0, 9), st.none() | st.integers(10, 99), st.none() | st.lists(st.integers(1, 64), max_size=3))
+def test_an_announcement_arrives(site: int, sites: int | None, shape: list[int] | None) -> None:
+    samples = None if shape is None else 100
+    sent = Announcement(site, sites, "1.2", samples, None if shape is None else tuple(shape))
+    assert read_announcement(content_through_the_wire(describe_site(sent))) == sent
+
+
+def test_an_evaluation_arrives() -> None:
+    sent = SiteEvaluation(1, Evaluation(0.5, 2.0, [0.5, None], {"a": 0.25}), (4, 0))
+    assert read_evaluation(content_through_the_wire(describe_evaluation(sent)), 2) == sent
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"accuracy": 1.5}, "between 0 and 1"),
+        ({"accuracy": math.nan}, "between 0 and 1"),
+        ({"class_accuracy": [0.5]}, "2 classes"),
+        ({"class_counts": [-1, 2]}, "numbers of samples"),
+        ({"class_counts": [0, 0]}, "numbers of samples"),
+    ],
+)
+def test_an_evaluation_that_cannot_be_is_refused(change: dict[str, object], problem: str) -> None:
+    content = describe_evaluation(SiteEvaluation(1, Evaluation(0.5, 2.0, [0.5, 0.5], {}), (4, 4)))
+    content.config_records["evaluation"].update(change)  # type: ignore[arg-type]
+    with pytest.raises(BadMessageError, match=problem):
+        read_evaluation(content, 2)
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"", "NumPy's format"),
+        (b"\x80\x04\x95 a pickle", "NumPy's format"),
+        (array_of(torch.zeros(4)).data[:-1], "15 bytes do not make"),
+        (array_of(torch.zeros(4)).data + b"x", "17 bytes do not make"),
+    ],
+)
+def test_bytes_that_are_no_array_are_refused(data: bytes, problem: str) -> None:
+    with pytest.raises(BadMessageError, match=problem):
+        tensor_of(Array("float32", (4,), NUMPY, data))
+
+
+def test_an_array_that_claims_to_be_huge_takes_no_memory() -> None:
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (4 * 10**14,)})
+    with pytest.raises(BadMessageError, match="needs 1600000000000000"):
+        tensor_of(Array("float32", (4,), NUMPY, file.getvalue() + bytes(16)))
+
+
+@given(st.integers(0, 140), st.binary(min_size=1, max_size=4))
+def test_damaged_bytes_are_refused_or_read_and_nothing_else(place: int, put: bytes) -> None:
+    whole = array_of(torch.zeros(4)).data
+    with suppress(BadMessageError):
+        tensor_of(Array("float32", (4,), NUMPY, whole[:place] + put + whole[place + len(put) :]))
+
+
+def test_arrays_of_objects_and_unknown_forms_are_refused() -> None:
+    file = io.BytesIO()
+    np.save(file, np.array([{}], dtype=object), allow_pickle=True)
+    for array in (Array("object", (1,), NUMPY, file.getvalue()), Array("float32", (1,), "torch.tensor", b"1234")):
+        with pytest.raises(BadMessageError):
+            tensor_of(array)
+
+
+@pytest.mark.parametrize(
+    ("record", "key", "value", "problem"),
+    [
+        ("result", "round", True, "round = True is not of type int"),
+        ("result", "steps", "3", "steps"),
+        ("result", "cpu_seconds", math.nan, "no duration"),
+        ("result", "cpu_seconds", -1.0, "no duration"),
+        ("result", "run", 5, "run"),
+    ],
+)
+def test_values_of_the_wrong_kind_are_refused(record: str, key: str, value: object, problem: str) -> None:
+    content = describe_result(make_result())
+    content.config_records[record][key] = value  # type: ignore[assignment]
+    with pytest.raises(BadMessageError, match=problem):
+        read_result(content)
+
+
+def test_a_sum_without_weight_and_a_reply_without_sums_are_refused() -> None:
+    content = describe_result(make_result())
+    del content.array_records["sums"]["fedavg/model#weight"]
+    with pytest.raises(BadMessageError, match="has no weight"):
+        read_result(content)
+    stray = describe_result(make_result())
+    stray.array_records["sums"]["stray"] = array_of(torch.zeros(1))
+    with pytest.raises(BadMessageError, match="neither a sum nor a weight"):
+        read_result(stray)
+    for empty in (RecordDict(), RecordDict({"result": ConfigRecord()}), RecordDict({"sums": ArrayRecord()})):
+        with pytest.raises(BadMessageError):
+            read_result(empty)

@@ -1,0 +1,173 @@
+"""An update that is not sound is rejected with a line that names the node, leaves no trace, and the round goes on."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import Array, Error, Message
+
+from fedfa.engines.engine import Engine
+from fedfa.flower.messages import NUMPY, array_of, tensor_of
+from fedfa.learning.client import ClientResult, RoundPlan
+from fedfa.learning.tensors import PartTensors
+from fedfa.studies.files import load_tensors
+from fedfa.studies.setup import Laboratory
+from tests.flower.loopback import Tamper, turn
+from tests.flower.small_sites import serve, simulate, small_grid
+from tests.studies.study_toys import equal_tensors, timeless
+
+WEIGHT = "scaffold/model:out.weight"
+BAD_SITE, BAD_ROUND = 2, 1
+
+
+def spoiling(change: Callable[[Message], None], site: int = BAD_SITE, round: int = BAD_ROUND) -> Tamper:
+    """Spoil the reply of one site in one round (both counted from 0)."""
+
+    def tamper(asked: Message, reply: Message) -> Message:
+        if turn(asked) == (round, site):
+            change(reply)
+        return reply
+
+    return tamper
+
+
+def array(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Message], None]:
+    def spoil(reply: Message) -> None:
+        sums = reply.content.array_records["sums"]
+        sums[name] = array_of(change(tensor_of(sums[name])))
+
+    return spoil
+
+
+def value(name: str, to: object) -> Callable[[Message], None]:
+    def spoil(reply: Message) -> None:
+        reply.content.config_records["result"][name] = to  # type: ignore[assignment]
+
+    return spoil
+
+
+def drop(name: str) -> Callable[[Message], None]:
+    return lambda reply: reply.content.array_records["sums"].__delitem__(name)
+
+
+def one(bad: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    def spoil(tensor: torch.Tensor) -> torch.Tensor:
+        tensor.view(-1)[-1] = bad
+        return tensor
+
+    return spoil
+
+
+BAD = {
+    "NaN": (array(WEIGHT, one(math.nan)), "not finite"),
+    "infinity": (array(WEIGHT, one(-math.inf)), "not finite"),
+    "shape": (array(WEIGHT, lambda t: t[:, 1:]), r"has the shape \[4, 7\], not \[4, 8\]"),
+    "transposed": (array(WEIGHT, lambda t: t.T), r"has the shape \[8, 4\]"),
+    "dtype": (array(WEIGHT, torch.Tensor.double), "is torch.float64, not torch.float32"),
+    "counter as float32": (array("scaffold/model:norm.num_batches_tracked", torch.Tensor.float), "not torch.float64"),
+    "missing tensor": (drop(WEIGHT), "lacks out.weight"),
+    "extra tensor": (
+        lambda reply: reply.content.array_records["sums"].update({"scaffold/model:x": array_of(torch.zeros(1))}),
+        "unknown tensor 'x'",
+    ),
+    "extra group": (
+        lambda reply: reply.content.array_records["sums"].update({"x/y#weight": array_of(torch.zeros(()))}),
+        "unknown sums x/y",
+    ),
+    "weightless": (drop("scaffold/model#weight"), "has no weight"),
+    "negative weight": (array("scaffold/model#weight", lambda w: -w), "negative"),
+    "huge weight": (array("scaffold/model#weight", lambda w: w * 1e6), "more than its"),
+    "weight of another shape": (array("scaffold/model#weight", lambda w: w.expand(4, 1)), "the weight of"),
+    "huge norm": (array(WEIGHT, lambda t: t + 1e4), "federation.norm_limit"),
+    "old round": (value("round", 0), "it belongs to round 1, not 2"),
+    "other run": (value("run", "00" * 16), "another run"),
+    "other client": (value("client", 0), "calls itself client 0"),
+    "more samples than announced": (value("sample_steps", 10**6), "a client with 60 samples makes"),
+    "fewer steps": (value("steps", 1), "makes 4 over 60"),
+    "not a number": (value("steps", "many"), "not of type int"),
+    "not an array": (
+        lambda reply: reply.content.array_records["sums"].update({WEIGHT: Array("float32", (4, 8), NUMPY, b"?")}),
+        "NumPy's format",
+    ),
+    "empty": (lambda reply: reply.content.clear(), "no record 'result'"),
+}
+
+
+class _Losing:
+    """The simulator's engine, without one client's update in one round."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.evaluate, self.evaluate_each = engine.evaluate, engine.evaluate_each
+        self.remarks, self.close = engine.remarks, engine.close
+
+    def train(
+        self, plan: RoundPlan, clients: Sequence[int], kept: Callable[[int], PartTensors]
+    ) -> Iterator[ClientResult]:
+        lost = {BAD_SITE} if plan.round == BAD_ROUND else set()
+        yield from self.engine.train(plan, [client for client in clients if client not in lost], kept)
+
+
+class LosingLaboratory(Laboratory):
+    def engine(self) -> Engine:
+        return _Losing(super().engine())
+
+
+@pytest.fixture(scope="module")
+def without_it(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The simulator's run in which site 2 has no part in round 2."""
+    return simulate(tmp_path_factory.mktemp("reference") / "run", LosingLaboratory).folder
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_update_is_rejected_and_leaves_no_trace(
+    case: str, tmp_path: Path, without_it: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SCAFFOLD keeps state on sites and server: had either kept anything of the bad round, later rounds would differ.
+
+    The reference is the simulator without that client in that round: the weights of the others are renormalised.
+    """
+    change, problem = BAD[case]
+    grid = small_grid(tmp_path, spoiling(change))
+    node = next(node for node, config in grid.sites.items() if config["partition-id"] == BAD_SITE)
+    with caplog.at_level(logging.WARNING, "fedfa"):
+        flower = serve(tmp_path / "run", grid, federation__norm_limit=100.0)
+    (line,) = [record.getMessage() for record in caplog.records if "rejected" in record.getMessage()]
+    assert line.startswith(f"round 2: update of node {node} (site {BAD_SITE}) rejected: ")
+    assert re.search(problem, line)
+    records = timeless(flower)
+    assert [record["federation"].get("rejected") for record in records] == [None, [BAD_SITE], None]
+    assert records[1]["federation"]["absent"] == [BAD_SITE]
+    assert BAD_SITE not in records[1]["cohort"]
+    assert equal_tensors(load_tensors(flower / "server.safetensors"), load_tensors(without_it / "server.safetensors"))
+    for record, expected in zip(records, timeless(without_it), strict=True):
+        del record["federation"], record["bytes_down"], expected["bytes_down"]  # it was sent to the bad site too
+        assert record == expected
+
+
+def test_a_site_that_fails_tells_why_and_the_round_goes_on(
+    tmp_path: Path, without_it: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def tamper(asked: Message, reply: Message) -> Message:
+        fails = turn(asked) == (BAD_ROUND, BAD_SITE)
+        return Message(Error(1001, "the disk is full"), reply_to=asked) if fails else reply
+
+    with caplog.at_level(logging.WARNING, "fedfa"):
+        flower = serve(tmp_path / "run", small_grid(tmp_path, tamper))
+    assert "(site 2): the disk is full" in caplog.text
+    assert equal_tensors(load_tensors(flower / "server.safetensors"), load_tensors(without_it / "server.safetensors"))
+
+
+def test_a_site_that_is_silent_is_waited_for_no_longer_than_the_deadline(tmp_path: Path, without_it: Path) -> None:
+    def tamper(asked: Message, reply: Message) -> Message | None:
+        return None if turn(asked) == (BAD_ROUND, BAD_SITE) else reply
+
+    flower = serve(tmp_path / "run", small_grid(tmp_path, tamper))
+    assert timeless(flower)[1]["federation"]["absent"] == [BAD_SITE]
+    assert equal_tensors(load_tensors(flower / "server.safetensors"), load_tensors(without_it / "server.safetensors"))

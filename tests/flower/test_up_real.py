@@ -1,0 +1,90 @@
+"""One real federation over loopback: TLS, registered keys, three SuperNodes; FedFA and FedAvg through it."""
+
+from __future__ import annotations
+
+import ssl
+import sys
+import urllib.request
+from collections.abc import Iterator
+from http.client import HTTPException
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedfa.flower.operate.federation import LocalFederation
+from fedfa.flower.operate.keys import make_server_keys
+from fedfa.studies.files import load_tensors
+from fedfa.studies.run import run
+from fedfa.studies.setup import prepare
+from tests.flower import real
+
+pytest.importorskip("flwr")
+pytestmark = pytest.mark.federation
+
+SITES = 3
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Iterator[LocalFederation]:
+    folder = tmp_path_factory.mktemp("federation")
+    with LocalFederation(folder) as started:
+        real.start(started, SITES, data_dir, folder / "sites")
+        yield started
+
+
+@pytest.mark.parametrize("recipe", ["fedfa", "fedavg"])
+def test_three_sites_with_tls_and_keys_train_to_the_same_bits_as_the_simulator(
+    recipe: str, federation: LocalFederation, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDFA_DATA", str(data_dir))
+    settings = real.quick_settings(recipe, rounds=2, sites=SITES)
+    out = tmp_path / "flower"
+    summary = real.finish(real.submit(federation, settings, out, data_dir), out)
+    records = real.metrics(out)
+    assert [record["round"] for record in records] == [1, 2]
+    assert all(sorted(record["cohort"]) == [0, 1, 2] for record in records)
+    here = run(settings, tmp_path / "simulator")
+    assert summary["final_accuracy"] == here.final_accuracy
+    real.assert_same_tensors(out / "model.safetensors", here.folder / "model.safetensors")
+    real.assert_same_tensors(out / "server.safetensors", here.folder / "server.safetensors")
+    if recipe == "fedfa":
+        before = prepare(settings).initial_state().parts["anchors"]
+        after = load_tensors(out / "server.safetensors")
+        for name, value in before.items():
+            moved = (after[f"anchors/{name}"] - value).double().norm(dim=-1) if value.is_floating_point() else None
+            assert moved is None or moved.ndim == 0 or bool(torch.all(moved > 0)), "every class's anchor moves"
+
+
+def test_a_site_whose_key_is_not_registered_gets_nowhere(
+    federation: LocalFederation, data_dir: Path, tmp_path: Path
+) -> None:
+    """Its key is as good as the others', it knows the server's certificate, but nobody has told the SuperLink of it."""
+    before = federation.flwr("supernode", "list", "here", "--format", "json")
+    program = [str(Path(sys.executable).parent / "fedfa"), "flower", "supernode"]
+    config = real.site_config(7, 8, data_dir, tmp_path)
+    stranger = federation.start_site(7, config, register=False, program=program)
+    assert stranger.wait(real.LIMIT) not in (None, 0), "it ends by itself"
+    assert not federation.joined(7)
+    assert "activate" in stranger.output().lower()
+    after = federation.flwr("supernode", "list", "here", "--format", "json")
+    assert after.count('"node-id"') == before.count('"node-id"') == SITES
+    assert all(federation.processes.running[f"site{site}"].exit_code is None for site in range(SITES))
+
+
+def test_a_connection_that_is_not_encrypted_and_a_strange_certificate_are_refused(
+    federation: LocalFederation, tmp_path: Path
+) -> None:
+    def ask(scheme: str, authority: Path | None = None) -> int:
+        context = ssl.create_default_context(cafile=None if authority is None else str(authority))
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+        )
+        with opener.open(f"{scheme}://{federation.address}/health", timeout=30) as answer:
+            return int(answer.status)
+
+    assert ask("https", federation.folder / "keys" / "ca.crt") == 200
+    with pytest.raises(OSError, match=r"(?i)certificate verify failed"):
+        ask("https", make_server_keys(tmp_path, ["localhost", "127.0.0.1"]).authority)
+    with pytest.raises((OSError, HTTPException)):
+        ask("http")

@@ -1,0 +1,80 @@
+"""Features in the plane: who is shown, on what, and that near features stay near."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedfa.data import DataSet
+from fedfa.errors import FedfaError, RunError
+from fedfa.insight.embedding import chosen_points, embed, shared_embedding
+from fedfa.insight.records import probe_features
+from fedfa.learning.tensors import Tensors
+from fedfa.studies.run import run
+from tests.studies.study_toys import small
+
+
+def stored(clients: int = 3, per_class: int = 10) -> Tensors:
+    """Features in three far directions, one per class, alike for all clients."""
+    labels = torch.arange(3).repeat_interleave(per_class)
+    noise = torch.from_numpy(np.random.default_rng(0).standard_normal((clients, len(labels), 5))).float()
+    return {
+        "features": 20 * torch.eye(3, 5)[labels] + noise,
+        "labels": labels,
+        "clients": torch.arange(clients) + 7,
+        "own": torch.ones(clients, len(labels), dtype=torch.uint8),
+        "anchors": 3 * torch.eye(3, 5),
+    }
+
+
+def test_features_of_one_class_end_near_each_other_and_near_their_anchor() -> None:
+    tensors = stored()
+    placed = embed(tensors, points=1000)
+    label = tensors["labels"][placed["sample"]]
+    centres = torch.stack([placed["xy"][label == c].mean(0) for c in range(3)])
+    nearest = torch.cdist(placed["xy"], centres).argmin(1)
+    assert torch.equal(nearest, label)
+    assert torch.cdist(placed["anchors"], centres).argmin(1).tolist() == [0, 1, 2]
+
+
+def test_a_client_is_shown_on_what_it_has_learnt() -> None:
+    tensors = stored()
+    tensors["own"][0, tensors["labels"] != 1] = 0
+    row, sample = chosen_points(tensors, 1000, seed=1)
+    assert set(tensors["labels"][sample[row == 0]].tolist()) == {1}
+    assert len(row) == 10 + 30 + 30
+
+
+def test_few_points_are_the_same_samples_for_all_and_even_over_the_classes() -> None:
+    tensors = stored()
+    row, sample = chosen_points(tensors, 20, seed=1)
+    shown = [sample[row == client].tolist() for client in range(3)]
+    assert shown[0] == shown[1] == shown[2]
+    assert torch.bincount(tensors["labels"][shown[0]]).tolist() == [2, 2, 2]
+
+
+def test_the_embedding_of_a_run_is_computed_once(
+    tmp_path: Path, blobs: DataSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(small("fedfa", insight={"features": [-1], "samples": 40}), tmp_path / "run", data=blobs)
+    first = shared_embedding(tmp_path / "run", 4)
+    known = probe_features(tmp_path / "run", 4)
+    assert set(first.client.tolist()) == set(known["clients"].tolist())
+    assert len(first.xy) == len(first.client) == len(first.label) == int(known["own"].sum())
+    assert first.label.tolist() == known["labels"][first.sample].tolist()
+    assert first.anchors is not None
+    assert first.anchors.shape == (4, 2)
+    monkeypatch.setattr("fedfa.insight.embedding.embed", lambda *_: pytest.fail("computed again"))
+    again = shared_embedding(tmp_path / "run", 4)
+    assert np.array_equal(first.xy, again.xy)
+
+
+def test_what_cannot_be_embedded_is_told(tmp_path: Path, blobs: DataSet) -> None:
+    run(small("fedavg", rounds=1, insight={"features": [1], "samples": 1}), tmp_path / "run", data=blobs)
+    with pytest.raises(RunError, match="no probe features of round 2"):
+        shared_embedding(tmp_path / "run", 2)
+    with pytest.raises(FedfaError, match=r"features to embed.*insight\.samples"):
+        shared_embedding(tmp_path / "run", 1)

@@ -1,0 +1,124 @@
+"""`fedfa paper` on the command line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedfa.cli.app import app
+from fedfa.cli.paper import _with_data, parse_duration
+from fedfa.errors import DataError, SettingsError
+from fedfa.paper.declare import study
+from fedfa.paper.found import Runs
+from fedfa.paper.plan import missing
+from fedfa.studies.settings import Settings
+from tests.paper.small_study import place, pretend_run, small_study
+
+COMMITTED = str(Path(__file__).parents[2] / "results")
+WIDE = {"COLUMNS": "200"}
+
+
+def say(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["paper", *arguments], env=WIDE, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_list_shows_every_study_and_the_cells_of_one() -> None:
+    said = say("list", "--results", COMMITTED)
+    for name in ("label-skew", "lambda-and-initialisation", "similarity-histograms"):
+        assert name in said
+    said = say("list", "label-skew", "--results", COMMITTED)
+    lines = [line.split() for line in said.splitlines()]
+    assert ["fmnist/c2/fedfa", "paper", "1"] in lines
+    assert any(
+        line[:3] == ["fmnist/dir0.1/fedfa", "authors", "–"] or line[:2] == ["fmnist/dir0.1/fedfa", "authors"]
+        for line in lines
+    )
+    assert "50 rounds: 1, 2" in said
+
+
+def test_table_on_the_terminal_and_in_each_format(tmp_path: Path) -> None:
+    declared = study("ablation")
+    pretend_run(tmp_path / "run", place(declared, "fmnist/c2", "no-calibration").settings(200, 1), 0.5)
+    for form, expected in (
+        ("terminal", "50.00 [1] ▼"), ("markdown", "| 50.00 [1] ▼ | 78.07(2.23) |"),
+        ("latex", r"50.00 [1] $\blacktriangledown$ & 78.07(2.23)"),
+        ("csv", "ablation,fmnist/c2/no-calibration,authors,200"),
+    ):  # fmt: skip
+        assert expected in say("table", "ablation", "--results", str(tmp_path), "--format", form)
+    with pytest.raises(SettingsError, match="did you mean 'markdown'"):
+        say("table", "ablation", "--format", "markdwon")
+
+
+def test_run_says_what_it_would_do(tmp_path: Path) -> None:
+    said = say(
+        "run", "ablation", "--cells", "fmnist/*", "--seeds", "1,2", "--plan", "--results", COMMITTED,
+        "--out", str(tmp_path / "out"),
+    )  # fmt: skip
+    assert "fmnist/c2/no-anchor-update seed 1" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_when_all_is_there_nothing_is_run(tmp_path: Path) -> None:
+    declared = study("ablation")
+    pretend_run(tmp_path / "run", place(declared, "fmnist/c2", "fedfa").settings(200, 1), 0.5)
+    said = say(
+        "run",
+        "ablation",
+        "--cells",
+        "fmnist/c2/fedfa",
+        "--seeds",
+        "1",
+        "--results",
+        str(tmp_path),
+        "--out",
+        str(tmp_path / "o"),
+    )
+    assert "nothing is missing" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("2h", 7200), ("90m", 5400), ("1h30m", 5400), ("45s", 45), ("0.5h", 1800)]
+)
+def test_times(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "2", "h", "2h ago", "two hours", "-1h"])
+def test_a_time_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match="such as 2h"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "label-skew", "--seeds", "1;2"], "numbers with commas"),
+        (["run", "label-skew", "--reading", "author"], "did you mean 'authors'"),
+        (["run", "lable-skew"], "did you mean 'label-skew'"),
+        (["run", "label-skew", "--plan", "--rounds", "201"], "more than the paper's 200"),
+        (["figure", "label-skew"], "is a table: fedfa paper table label-skew"),
+    ],
+)
+def test_mistakes_are_told(arguments: list[str], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        say(*arguments)
+
+
+def test_cells_without_data_are_named_and_the_others_are_run(
+    tmp_path: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    declared = small_study()
+    cells = missing(declared, Runs.below([]), tmp_path, patterns=["digits/c2/fed*"], seeds=[1], reading="authors")
+    nowhere = {"data": {"name": "cifar100", "dir": str(tmp_path / "nothing"), "offline": True}}
+    here = {"data": {"dir": str(data_dir), "offline": True}}
+    lacking = replace(cells[0], settings=Settings.resolve(cells[0].settings.to_dict(), nowhere))
+    having = replace(cells[1], settings=Settings.resolve(cells[1].settings.to_dict(), here))
+    assert _with_data([lacking, having]) == [having]
+    assert "1 runs are left out" in capsys.readouterr().err
+    with pytest.raises(DataError, match="cifar100"):
+        _with_data([lacking])

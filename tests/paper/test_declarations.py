@@ -1,0 +1,129 @@
+"""The declared studies and the paper's numbers fit together."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedfa.errors import SettingsError
+from fedfa.paper.cells import key_of, places
+from fedfa.paper.declare import read_study, reading, readings, studies, study
+from fedfa.paper.numbers import _all, by_preset, published, source
+from tests.paper.small_study import DECLARED
+
+TABLES = [name for name, one in studies().items() if one.kind == "table"]
+
+
+def test_the_papers_tables_and_figures_are_there() -> None:
+    assert list(studies()) == [
+        "label-skew", "feature-skew", "momentum", "ablation", "calibration-phases", "features-and-classifiers",
+        "similarity-histograms", "sample-rate-and-epochs", "batch-size", "client-numbers", "lambda-and-initialisation",
+    ]  # fmt: skip
+    assert {name: len(places(studies()[name], "authors")) for name in TABLES} == {
+        # 3 data sets × (3 splits × 6 methods + 2 without skew); EMNIST 6 + Mixed Digits 4 × 6 + 2; 3 × 4 + 2; 3 × 3; 8
+        "label-skew": 60, "feature-skew": 32, "momentum": 14, "ablation": 9, "calibration-phases": 8,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_number_of_the_paper_has_a_cell_and_every_cell_a_number(name: str) -> None:
+    """But one: the calibration after the last round is this project's own."""
+    declared = studies()[name]
+    cells = {(column.name, row.name) for column in declared.columns for row in declared.rows_of(column)}
+    numbers = {(c, r) for c, rows in _all()[name].items() if isinstance(rows, dict) for r in rows}
+    assert cells - {("fmnist/c2", "after-last-round")} == numbers
+    assert source(name)
+
+
+@pytest.mark.parametrize("name", list(studies()))
+@pytest.mark.parametrize("how", list(readings()))
+def test_every_cell_can_be_run(name: str, how: str) -> None:
+    """Each is complete settings with the paper's rounds, and no two of one column are the same run by mistake."""
+    declared = studies()[name]
+    for column in declared.columns:
+        keys = [place.key for place in places(declared, how) if place.column == column]
+        assert len(set(keys)) == len(keys), f"{column.name} holds a run twice"
+
+
+def test_the_settings_are_those_of_the_papers_text() -> None:
+    """100 clients, 10 a round, batches of 64, 5 epochs, 200 rounds, rate 0.01, weight decay 0.001; with momentum 0.9;
+    MOON's μ is 5 on CIFAR-10 and 1 elsewhere; the look inside has 10 clients, 15 rounds, 10 epochs.
+    """
+    for name in ("label-skew", "feature-skew", "momentum"):
+        for place in places(studies()[name], "paper"):
+            settings = place.settings(studies()[name].rounds, 1)
+            assert settings.rounds == 200
+            assert (settings.data.clients, settings.cohort.count(100)) == (100, 10)
+            local = settings.local
+            assert (local.batch_size, local.epochs, local.lr, local.weight_decay) == (64, 5, 0.01, 0.001)
+            assert local.momentum == (0.9 if name == "momentum" else 0.0)
+            if place.row.name == "moon":
+                assert settings.algorithm.options["moon"]["mu"] == (5 if place.name.startswith("cifar10/") else 1)
+    for place in places(studies()["features-and-classifiers"], "paper"):
+        settings = place.settings(15, 1)
+        assert (settings.data.clients, settings.cohort.count(10), settings.local.epochs) == (10, 10, 10)
+        assert settings.insight.every == 1
+
+
+def test_what_is_concluded_keeps_the_training_of_what_it_is_made_from() -> None:
+    """FedAvg of the published code has a weight decay of its own, which ccvr by itself knows nothing of."""
+    declared = study("calibration-phases")
+    by_row = {place.row.name: place.settings(200, 1) for place in places(declared, "authors")}
+    assert by_row["fedavg-ccvr"].local.weight_decay == by_row["fedavg"].local.weight_decay == 0.0001
+    assert by_row["fedavg-ccvr"].algorithm.recipe == "fedavg+ccvr"
+    assert by_row["after-last-round"].algorithm.options["final"]["steps"] == 1000
+    assert by_row["after-last-round"].algorithm.options["calibration"]["when"] == "never"
+    assert by_row["no-calibration"].algorithm.options["final"]["steps"] == 0
+
+
+def test_one_cell_of_two_tables_is_one_run() -> None:
+    cells = {
+        (name, place.name): place.key
+        for name in ("label-skew", "ablation", "calibration-phases") for place in places(studies()[name], "authors")
+    }  # fmt: skip
+    assert cells["label-skew", "fmnist/c2/fedfa"] == cells["ablation", "fmnist/c2/fedfa"]
+    assert cells["label-skew", "fmnist/c2/fedfa"] == cells["calibration-phases", "fmnist/c2/each-batch"]
+    assert cells["ablation", "fmnist/c2/no-calibration"] == cells["calibration-phases", "fmnist/c2/no-calibration"]
+    assert cells["ablation", "fmnist/c2/no-anchor-update"] != cells["ablation", "fmnist/c2/fedfa"]
+
+
+def test_numbers_by_preset_are_those_of_the_first_table_that_has_them() -> None:
+    assert str(by_preset()["mixed-digits"]["fedfa"]) == "90.73(2.01)", "not the ablation's 90.86"
+    assert by_preset()["fmnist-c2"]["fedprox"] == published("label-skew", "fmnist/c2", "fedprox")
+    assert published("label-skew", "fmnist/iid", "moon") is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('first = ["fedfa"]', 'first = ["fedafa"]', "'fedafa' is not one of the rows"),
+        ('after = "fedavg"', 'after = "nobody"', "'nobody' is not one of the rows"),
+        ('name = "no-calibration"', 'name = "fedavg"', "'fedavg' is there twice"),
+        ("rounds = 4", "round = 4", "unknown key round .*rounds"),
+        ('kind = "table"', 'kind = "figure"', r"says how it is drawn in \[picture\]"),
+        ("rounds = 4", "rounds = ", "not valid TOML"),
+    ],
+)
+def test_a_wrong_declaration_is_refused_by_name(old: str, new: str, message: str) -> None:
+    assert old in DECLARED
+    with pytest.raises(SettingsError, match=message):
+        read_study("small", DECLARED.replace(old, new))
+
+
+def test_unknown_names_are_told_with_the_nearest() -> None:
+    with pytest.raises(SettingsError, match="did you mean 'label-skew'"):
+        study("label-skw")
+    with pytest.raises(SettingsError, match="did you mean 'authors'"):
+        reading("author")
+
+
+def test_a_key_is_what_makes_a_result() -> None:
+    place = places(study("label-skew"), "authors")[0]
+    one = place.settings(200, 1)
+    same = place.settings(50, 3)
+    assert key_of(one) == key_of(same), "rounds and seed are told apart elsewhere"
+    for section, change in (("local", {"lr": 0.02}), ("data", {"seed": 2}), ("cohort", {"selection": "uniform"})):
+        changed = one.model_copy(update={section: getattr(one, section).model_copy(update=change)})
+        assert key_of(changed) != key_of(one), section
+    for section, change in (("evaluation", {"every": 7}), ("checkpoint", {"every": 5}), ("insight", {"every": 1})):
+        changed = one.model_copy(update={section: getattr(one, section).model_copy(update=change)})
+        assert key_of(changed) == key_of(one), section

@@ -1,0 +1,102 @@
+"""Ours beside the paper's."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from pathlib import Path
+
+import pytest
+
+from fedfa.paper.declare import study
+from fedfa.paper.found import Runs
+from fedfa.paper.numbers import Published
+from fedfa.paper.tables import Ours, TableCell, as_csv, as_latex, as_markdown, study_table
+from fedfa.text_tables import latex_text
+from tests.paper.small_study import place, pretend_run
+
+STUDY = study("label-skew")
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    """FedFA at #C = 2 with three seeds of 200 rounds and one of 50; FedAvg with one; FedFA's text with one."""
+    fedfa, fedavg = place(STUDY, "fmnist/c2", "fedfa"), place(STUDY, "fmnist/c2", "fedavg")
+    for seed, accuracy in ((1, 0.83), (2, 0.84), (3, 0.865)):
+        pretend_run(tmp_path / f"fedfa{seed}", fedfa.settings(200, seed), accuracy)
+    pretend_run(tmp_path / "short", fedfa.settings(50, 1), 0.10)
+    pretend_run(tmp_path / "fedavg", fedavg.settings(200, 1), 0.70)
+    pretend_run(tmp_path / "text", place(STUDY, "fmnist/c2", "fedfa", "paper").settings(200, 1), 0.7635)
+    pretend_run(tmp_path / "again", fedfa.settings(200, 1), 0.20)
+    return Runs.below([tmp_path / "fedfa1", tmp_path])
+
+
+def test_a_cell_is_mean_and_standard_deviation_over_seeds_of_one_length(runs: Runs) -> None:
+    """Of one seed that was run twice only the first counts, and the run of 50 rounds is in no mean of 200."""
+    table = study_table(STUDY, runs)
+    row = next(r for r in table.rows if (r.row.name, r.reading, r.rounds) == ("fedfa", "authors", 200))
+    cell = row.cells["fmnist/c2"]
+    assert cell is not None
+    assert cell.ours is not None
+    assert cell.ours.mean == pytest.approx((83 + 84 + 86.5) / 3)
+    assert cell.ours.deviation == pytest.approx(statistics.stdev([83, 84, 86.5]))
+    assert cell.ours_text == "84.50(1.80) [3]"
+    short = next(r for r in table.rows if r.rounds == 50)
+    assert short.cells["fmnist/c2"] == TableCell(Ours(10.0, None, (1,)), None), "no number of the paper beside it"
+
+
+@pytest.mark.parametrize(("mean", "mark"), [(84.08, ""), (86.52, ""), (86.53, "▲"), (81.64, ""), (81.63, "▼")])
+def test_marks_are_for_what_lies_outside_two_standard_deviations(mean: float, mark: str) -> None:
+    """84.08 ± 2 · 1.22 is 81.64 to 86.52, both ends inside."""
+    assert TableCell(Ours(mean, None, (1,)), Published(84.08, 1.22)).mark == mark
+
+
+def test_without_a_deviation_nothing_is_marked() -> None:
+    assert TableCell(Ours(10.0, None, (1,)), Published(73.19)).mark == ""
+    assert TableCell(Ours(10.0, None, (1,)), None).mark == ""
+
+
+def test_markdown_says_seeds_marks_readings_and_lengths(runs: Runs) -> None:
+    text = as_markdown(study_table(STUDY, runs))
+    assert "| FedFA | 84.50(1.80) [3] | 84.08(1.22) | – | 83.42(1.14) |" in text
+    assert "| FedAvg | 70.00 [1] ▼ | 74.60(1.42) |" in text
+    assert "| FedFA · text | 76.35 [1] ▼ | 84.08(1.22) | – | – |" in text
+    assert "**FMNIST, only 50 of the paper's 200 rounds**" in text
+    assert "| FedFA | 10.00 [1] | – | – | – |" in text
+    assert "standard deviation" in text
+    cifar = text.partition("**CIFAR-10**")[2]
+    assert "text" not in cifar.partition("Ours:")[0], "a reading is shown only where it was run"
+
+
+def test_csv_has_a_line_per_number(runs: Runs) -> None:
+    lines = list(csv.DictReader(io.StringIO(as_csv(study_table(STUDY, runs)))))
+    by_cell = {(line["cell"], line["reading"], line["rounds"]): line for line in lines}
+    fedfa = by_cell["fmnist/c2/fedfa", "authors", "200"]
+    assert (fedfa["seeds"], fedfa["ours mean"], fedfa["paper mean"]) == ("1 2 3", "84.5000", "84.08")
+    assert by_cell["fmnist/c2/fedavg", "authors", "200"]["outside two std"] == "below"
+    assert by_cell["fmnist/c2/fedfa", "authors", "50"]["paper mean"] == ""
+    assert len([line for line in lines if line["reading"] == "authors" and line["rounds"] == "200"]) == 60
+
+
+def test_latex_is_balanced_and_has_no_bare_signs(runs: Runs) -> None:
+    text = as_latex(study_table(STUDY, runs))
+    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 4
+    assert r"\#C = 2" in text
+    assert r"$\alpha$ = 0.1" in text
+    assert r"$\blacktriangledown$" in text
+    for block in text.split(r"\begin{tabular}{@{}l")[1:]:
+        width = len(block.partition("@")[0]) + 1
+        rows = [line for line in block.splitlines() if line.endswith(r"\\")]
+        assert rows
+        assert {line.count("&") - line.count(r"\&") for line in rows} == {width - 1}
+
+
+def test_latex_text_writes_out_what_latex_takes_for_its_own() -> None:
+    assert latex_text("50 % & a_b {x}\\") == r"50 \% \& a\_b \{x\}\textbackslash{}"
+
+
+def test_without_any_run_the_papers_numbers_stand_alone() -> None:
+    text = as_markdown(study_table(STUDY, Runs.below([])))
+    assert "| FedFA | – | 84.08(1.22) |" in text
+    assert "▲ and ▼" in text

@@ -1,0 +1,260 @@
+"""What the report says: which runs it finds, how it sorts them, and the numbers behind its figures."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedfa.errors import RunError
+from fedfa.report.html.chapters import Method, chapters_of
+from fedfa.report.html.charts import spread, ticks
+from fedfa.report.html.commands import command_of
+from fedfa.report.html.figures import accuracy_series, progress, reach, targets_of
+from fedfa.report.html.palette import DARK, LIGHT, SERIES, style, styles
+from fedfa.report.html.reading import Run, find_runs
+from fedfa.report.html.split import Split, Splits
+from fedfa.report.html.tables import figures_of
+from fedfa.studies.layers import merge, parse_assignment
+from fedfa.studies.outcome import accuracies
+from fedfa.studies.run import same_run
+from fedfa.studies.settings import Settings
+from fedfa.studies.setup import prepare
+
+
+def made(name: str, accuracies: list[float | None], seed: int = 1, **more: Any) -> Run:
+    """A run with these accuracies, ten seconds and three megabytes a round."""
+    metrics = tuple(
+        {"round": n, "accuracy": a, "train_seconds": 10.0, "bytes_up": 1_000_000, "bytes_down": 2_000_000}
+        for n, a in enumerate(accuracies, start=1)
+    )
+    config = {"rounds": len(accuracies), "seed": seed, "data": {"name": "blobs"}, "model": {"name": "mlp"}}
+    return Run(Path(name), "runs", config, metrics, None, **more)
+
+
+# -- finding ----------------------------------------------------------------------------------------------------------
+def test_runs_are_found_at_any_depth_and_each_once(folders: Path) -> None:
+    found = find_runs([folders.parent, folders, folders / "fedfa-s1"])
+    assert sorted(run.folder.name for run in found.runs) == ["fedavg-ccvr-s1", "fedavg-s1", "fedfa-s1", "fedfa-s2"]
+    assert not found.problems
+
+
+def test_a_broken_folder_is_named_and_the_others_are_shown(folders: Path, tmp_path: Path) -> None:
+    shutil.copytree(folders, tmp_path / "runs")
+    (tmp_path / "runs" / "fedfa-s1" / "config.toml").write_text("rounds = [")
+    (tmp_path / "runs" / "fedfa-s2" / "config.toml").unlink()
+    lines = (tmp_path / "runs" / "fedavg-s1" / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "runs" / "fedavg-s1" / "metrics.jsonl").write_text("".join([lines[0], "{broken\n", *lines[1:]]))
+    found = find_runs([tmp_path])
+    assert [run.folder.name for run in found.runs] == ["fedavg-ccvr-s1"]
+    words = {problem.path.name: problem.words for problem in found.problems}
+    assert set(words) == {"fedfa-s1", "fedfa-s2", "fedavg-s1"}
+    assert "config.toml cannot be read" in words["fedfa-s1"]
+    assert "no config.toml" in words["fedfa-s2"]
+    assert "metrics.jsonl cannot be read" in words["fedavg-s1"]
+
+
+def test_a_line_that_is_being_written_is_passed_over(folders: Path, tmp_path: Path) -> None:
+    shutil.copytree(folders / "fedavg-s1", tmp_path / "fedavg-s1")
+    (tmp_path / "fedavg-s1" / "summary.json").unlink()
+    with (tmp_path / "fedavg-s1" / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 5, "accur')
+    (run,) = find_runs([tmp_path]).runs
+    assert (run.done, run.finished) == (4, False)
+
+
+def test_a_broken_summary_or_insight_leaves_the_curves(folders: Path, tmp_path: Path) -> None:
+    shutil.copytree(folders / "fedavg-s1", tmp_path / "fedavg-s1")
+    (tmp_path / "fedavg-s1" / "summary.json").write_text("{}")
+    (tmp_path / "fedavg-s1" / "insight.jsonl").write_text("nonsense\n")
+    found = find_runs([tmp_path])
+    assert len(found.runs[0].evaluated) == 4
+    assert not found.runs[0].finished
+    assert {problem.words.partition(" ")[0] for problem in found.problems} == {"summary.json", "insight.jsonl"}
+
+
+def test_a_path_that_does_not_exist_is_an_error_unless_one_waits_for_it(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"there is no folder .*nowhere"):
+        find_runs([tmp_path / "nowhere"])
+    assert find_runs([tmp_path / "nowhere"], wait=True).problems
+
+
+# -- sorting ----------------------------------------------------------------------------------------------------------
+def test_seeds_of_equal_settings_are_one_method_and_other_settings_another(folders: Path, tmp_path: Path) -> None:
+    shutil.copytree(folders, tmp_path / "runs")
+    config = tmp_path / "runs" / "fedfa-s2" / "config.toml"
+    (chapter,) = chapters_of(find_runs([tmp_path / "runs"]).runs)
+    assert {m.name: [r.seed for r in m.runs] for m in chapter.methods} == {
+        "fedavg": [1], "fedavg-ccvr": [1], "fedfa": [1, 2]
+    }  # fmt: skip
+    config.write_text(config.read_text().replace("lr = 0.1\n", "lr = 0.2\n", 1))
+    (chapter,) = chapters_of(find_runs([tmp_path / "runs"]).runs)
+    assert len(chapter.methods) == 4, "another learning rate is another method"
+    config.write_text(config.read_text().replace('name = "mlp"', 'name = "cnn-fmnist"'))
+    assert len(chapters_of(find_runs([tmp_path / "runs"]).runs)) == 2, "another network is another chapter"
+
+
+def test_a_mean_is_always_over_the_same_seeds() -> None:
+    """Seeds 1 and 2 at 0.2 and 0.4 in round 1, only seed 1 has round 2: the mean 0.3 stands alone."""
+    method = Method("m", (made("m-s1", [0.2, 0.9]), made("m-s2", [0.4], seed=2), made("m-s3", [], seed=3)))
+    (point,) = method.curve(lambda record: record["accuracy"])
+    assert (point.x, point.mean, point.low, point.high) == pytest.approx((1, 0.3, 0.2, 0.4))
+
+
+def test_what_follows_the_last_round_stands_beside_the_curve(folders: Path) -> None:
+    (chapter,) = chapters_of(find_runs([folders]).runs)
+    series = {one.name: one for one in accuracy_series(chapter, styles(m.name for m in chapter.methods))}
+    summary = json.loads((folders / "fedavg-ccvr-s1" / "summary.json").read_text())
+    assert series["fedavg-ccvr"].after == pytest.approx((5, 100 * summary["final_accuracy"]))
+    assert series["fedavg-ccvr"].points[-1] == pytest.approx((4, 100 * summary["accuracy_before_survey"]))
+    assert series["fedavg"].after is None
+    assert series["fedfa"].band is not None
+    assert series["fedavg"].band is None
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+def test_the_figures_of_an_unfinished_run_are_those_a_summary_would_have(folders: Path) -> None:
+    for run in find_runs([folders]).runs:
+        going = Run(run.folder, run.place, run.config, run.metrics, None)
+        recorded, so_far = figures_of(run), figures_of(going)
+        assert {key: recorded[key] for key in so_far} == so_far
+        assert recorded["best_accuracy"] == max(record["accuracy"] for record in run.evaluated)
+    assert accuracies([]) == {}
+
+
+def test_costs_to_reach_an_accuracy_count_all_rounds_up_to_the_first_that_has_it() -> None:
+    """0.3, not evaluated, 0.5, 0.4: 40 % is first seen in round 3, after 3 · 10 s and 3 · 3 MB."""
+    method = Method("m", (made("m-s1", [0.3, None, 0.5, 0.4]),))
+    found = reach(method, 0.4)
+    assert found is not None
+    assert (found.rounds, found.seconds, found.megabytes) == pytest.approx((3, 30, 9))
+    assert reach(method, 0.6) is None
+    assert [entry.best for entry in progress(method.runs[0])] == [0.3, 0.5, 0.5]
+    two = Method("m", (*method.runs, made("m-s2", [0.4, 0.1], seed=2), made("m-s3", [0.1], seed=3)))
+    both = reach(two, 0.4)
+    assert both is not None
+    assert (both.rounds, both.seeds, both.of) == (2, 2, 3)
+
+
+def test_accuracies_worth_asking_for_are_round_and_reached() -> None:
+    (chapter,) = chapters_of([made("a", [0.11, 0.52, 0.78])])
+    assert targets_of(chapter, []) == [40, 50, 60, 70]
+    assert targets_of(chapter, [75, 33]) == [33, 75]
+    (narrow,) = chapters_of([made("a", [0.71, 0.78])])
+    assert targets_of(narrow, []) == [72, 74, 76, 78]
+
+
+def test_the_command_of_a_run_leads_to_its_settings(tmp_path: Path) -> None:
+    """Parse the printed words as the command line would, and compare with what was run."""
+    wanted = Settings.preset(
+        "fmnist-c2", {"rounds": 7, "seed": 3, "local": {"lr": 0.05}, "algorithm": {"recipe": "moon"}}
+    )
+    words = shlex.split(command_of(Run(tmp_path / "moon-s3", "", wanted.to_dict(), (), None)))
+    assert words[:4] == ["fedfa", "run", "--preset", "fmnist-c2"]
+    options = list(zip(words[2::2], words[3::2], strict=True))
+    asked: dict[str, Any] = {}
+    for key, value in options:
+        if key in ("--rounds", "--seed"):
+            asked = merge(asked, {key[2:]: int(value)})
+        elif key == "--algorithm":
+            asked = merge(asked, {"algorithm": {"recipe": value}})
+        elif key == "--set":
+            asked = merge(asked, parse_assignment(value))
+    assert same_run(Settings.preset("fmnist-c2", asked), wanted)
+    assert not same_run(Settings.preset("fmnist-c2", {"algorithm": {"recipe": "moon"}}), wanted)
+
+
+def test_a_run_far_from_every_preset_is_repeated_from_its_own_file(folders: Path) -> None:
+    assert "config.toml" in command_of(find_runs([folders / "fedfa-s1"]).runs[0])
+
+
+def test_the_split_is_that_of_the_run_and_refused_where_the_data_are_others(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDFA_DATA", str(data_dir))
+    settings = Settings.preset("digits-c2", {"data": {"offline": True}})
+    run = Run(Path("x"), "", settings.to_dict(), (), None)
+    split = Splits().of(run)
+    assert isinstance(split, Split)
+    trained_on = prepare(settings).federation
+    assert len(split.counts) == split.clients == len(trained_on)
+    for client, counts in zip(split.shown, split.counts, strict=True):
+        assert list(counts) == trained_on.client(client).label_counts.tolist()
+    other = Run(Path("x"), "", settings.to_dict(), (), {"data": {"fingerprint": "another"}})
+    assert Splits().of(other) == "the data set 'digits' on this machine is not the one of the run"
+
+
+def test_names_at_the_ends_of_lines_keep_their_distance_and_their_order() -> None:
+    places = spread([50, 50, 51, 90, 99], 15, 0, 100)
+    assert all(b - a >= 15 - 1e-9 for a, b in itertools.pairwise(places))
+    assert places[0] >= 0
+    assert places[-1] <= 100
+    assert spread([20, 60], 15, 0, 100) == [20, 60], "those with room stay where they are"
+
+
+def test_marks_of_an_axis_are_round_and_inside() -> None:
+    for low, high in ((0, 83.3), (0.02, 0.031), (-1, 1), (3, 1e6)):
+        marks = ticks(low, high, 5)
+        assert 2 <= len(marks) <= 12
+        assert low - 1e-9 <= marks[0] <= marks[-1] <= high * (1 + 1e-9)
+
+
+# -- colours ----------------------------------------------------------------------------------------------------------
+#: G. M. Machado, M. M. Oliveira, L. A. F. Fernandes, *A Physiologically-based Model for Simulation of Color Vision
+#: Deficiency*, IEEE TVCG 15 (2009): full protanopia, deuteranopia, tritanopia, on linear RGB.
+SEEN = {
+    "full": np.eye(3),
+    "protanopia": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ),
+    "deuteranopia": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]]
+    ),
+    "tritanopia": np.array(
+        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]]
+    ),
+}
+
+
+def linear(colour: str) -> np.ndarray:
+    share = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.asarray(np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4))
+
+
+def cielab(rgb: np.ndarray) -> np.ndarray:
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    xyz = to_xyz @ np.clip(rgb, 0, 1) / np.array([0.95047, 1, 1.08883])
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def contrast(a: str, b: str) -> float:
+    light = sorted(float(np.array([0.2126, 0.7152, 0.0722]) @ linear(colour)) + 0.05 for colour in (a, b))
+    return light[1] / light[0]
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("eyes", SEEN)
+def test_series_differ_for_every_kind_of_colour_vision(theme: dict[str, str], eyes: str) -> None:
+    seen = [cielab(SEEN[eyes] @ linear(theme[f"s{k}"])) for k in range(SERIES)]
+    assert min(float(np.linalg.norm(a - b)) for a, b in itertools.combinations(seen, 2)) >= 20
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
+def test_lines_stand_out_and_letters_are_readable(theme: dict[str, str]) -> None:
+    """WCAG 2: 3 to 1 for graphics, 4.5 to 1 for text."""
+    assert all(contrast(theme[f"s{k}"], theme["surface"]) >= 3 for k in range(SERIES))
+    for text in ("ink", "muted", "link"):
+        assert min(contrast(theme[text], theme[ground]) for ground in ("surface", "page")) >= 4.5
+
+
+def test_a_method_looks_the_same_on_every_page() -> None:
+    assert styles(["fedfa", "moon"])["fedfa"] == styles(["fedfa", "fedavg", "scaffold"])["fedfa"] == style(0)
+    assert styles(["fedavg"])["fedavg"] == style(1)
+    assert len({(style(k).colour, style(k).dash) for k in range(32)}) == 32
