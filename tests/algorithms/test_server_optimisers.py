@@ -194,7 +194,7 @@ def test_defaults_are_the_papers() -> None:
     options = {name: methods()[name].parts[0].options_type().model_dump() for name in OPTIMISERS}
     assert options["fedavgm"] == {"lr": 1.0, "momentum": 0.9}
     assert options["fedadam"] == options["fedyogi"] == {"lr": 0.01, "beta1": 0.9, "tau": 1e-3, "beta2": 0.99}
-    assert options["fedadagrad"] == {"lr": 0.1, "beta1": 0.0, "tau": 1e-3}
+    assert options["fedadagrad"] == {"lr": 0.01, "beta1": 0.0, "tau": 1e-3}
 
 
 @pytest.mark.parametrize("recipe", [*OPTIMISERS, "fedprox"])

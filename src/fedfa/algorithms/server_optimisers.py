@@ -65,8 +65,6 @@ class DecayingOptions(AdaptiveOptions):
 class AdagradOptions(AdaptiveOptions):
     """Options of FedAdagrad."""
 
-    lr: float = Field(0.1, gt=0)
-    """Server learning rate η; larger than FedAdam's, because v only grows and the steps shrink like 1/√t."""
     beta1: float = Field(0.0, ge=0, lt=1)
     """β₁; 0 is plain Adagrad."""
 
