@@ -147,7 +147,8 @@ class Expected:
     def _check_norm(self, group: str, entry: WeightedSum) -> None:
         squares = sum(float(value.double().square().sum()) for value in entry.tensors.values())
         weight = float(entry.weight.double().max())
-        norm = math.sqrt(squares) / weight if weight else 0.0
+        # Sums without weight are added to the others' all the same: nothing but zeros is harmless there.
+        norm = math.sqrt(squares) / weight if weight else math.inf if squares else 0.0
         if norm > self.norm_limit:
             raise BadMessageError(
                 f"the norm of {group} is {norm:.4g}, more than federation.norm_limit = {self.norm_limit:g}"

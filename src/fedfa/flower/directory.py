@@ -33,7 +33,7 @@ class Directory:
         self._post, self._most_samples = post, most_samples
         self._known: dict[int, Announcement] = {}
         self._asked: dict[int, float] = {}
-        self._open = Mailing(post.grid, {}, [], post.poll_seconds)
+        self._open = Mailing(post, {}, [])
         self._doubtful: set[int] = set()
         self.problems: dict[int, str] = {}
         """Why nodes were not taken in; they are asked again after a while."""
@@ -41,6 +41,8 @@ class Directory:
         """Node by client, of those that are connected now."""
         self.samples: dict[int, int] = {}
         """Samples by client, as far as sites said."""
+        self.limit: int | None = None
+        """Numbers from here on are nobody's; set once it is known how many sites there are."""
         self.input_shape: tuple[int, ...] | None = None
         """Shape of an input, where the sites bring their own data; None where they hold parts of a known set."""
 
@@ -119,6 +121,8 @@ class Directory:
     def _check(self, site: Announcement) -> None:
         if site.site < 0 or (site.sites is not None and site.site >= site.sites):
             raise BadMessageError(f"it calls itself site {site.site} of {site.sites}")
+        if self.limit is not None and site.site >= self.limit:
+            raise BadMessageError(f"it calls itself site {site.site}, but there are {self.limit}, numbered from 0")
         if site.version != fedfa.__version__:
             raise BadMessageError(f"it has fedfa {site.version}, the server {fedfa.__version__}; install the same")
         if self._known and site.input_shape != self.input_shape:

@@ -284,10 +284,12 @@ class FlowerEngine:
             return self.evaluate_each({client: model}, received)[client]
         if self.settings.evaluation == "server":
             return self.local.evaluate(model, received)
-        of_sites = combine(self._ask_evaluations(sorted(self.directory.here), model, received, personal=False))
+        self.directory.refresh()
+        answers = self._ask_evaluations(sorted(self.directory.here), model, received, personal=False)
         if self.settings.evaluation == "sites":
-            return of_sites
-        self._remarks.setdefault("federation", {})["sites_accuracy"] = of_sites.accuracy
+            return combine(_some(answers))
+        if answers:  # else the warnings tell why, and the server's own evaluation is what counts
+            self._remarks.setdefault("federation", {})["sites_accuracy"] = combine(answers).accuracy
         return self.local.evaluate(model, received)
 
     def evaluate_each(self, models: Mapping[int, Tensors], received: PartTensors) -> dict[int, Evaluation]:
@@ -295,9 +297,9 @@ class FlowerEngine:
         if not models:
             return {}
         model = next(iter(models.values()))
-        answers = {
-            one.client: one.evaluation for one in self._ask_evaluations(list(models), model, received, personal=True)
-        }
+        self.directory.refresh()
+        found = _some(self._ask_evaluations(list(models), model, received, personal=True))
+        answers = {one.client: one.evaluation for one in found}
         return {client: answers[client] for client in models if client in answers}
 
     def _ask_evaluations(
@@ -309,11 +311,17 @@ class FlowerEngine:
             node: RecordDict({**records, "plan": instruct(self.instruction(client, personal))})
             for node, client in asked.items()
         }
-        seconds = self.settings.round_seconds
+        seconds, grace = self.settings.round_seconds, self.settings.grace_seconds
+        needed = max(1, math.ceil(self.settings.quorum * len(asked)))
         mailing = self.post.send(letters, "evaluate", "evaluation", seconds)
         found: dict[int, SiteEvaluation] = {}
-        for reply in mailing.replies(time.monotonic() + seconds):
+        over = until = time.monotonic() + seconds
+        for reply in mailing.replies(until):
+            if grace and len(found) >= needed and over == until:
+                over = min(until, time.monotonic() + grace)
             if reply is None:
+                if time.monotonic() >= over:
+                    break
                 continue
             client = asked[reply.node]
             try:
@@ -325,11 +333,8 @@ class FlowerEngine:
                 found[client] = site
             except BadMessageError as error:
                 log.warning("evaluation of node %d (site %d) is left out: %s", reply.node, client, error)
-        if not found:
-            raise FederationError(
-                "no site could evaluate the model; see the warnings above. With federation.evaluation = server the "
-                "server does it, if it has test data"
-            )
+        for node in mailing.silent:
+            log.warning("evaluation of node %d (site %d) is left out: no reply in time", node, asked[node])
         return [found[client] for client in clients if client in found]
 
     def instruction(self, client: int, with_state: bool = True) -> Instruction:
@@ -364,6 +369,16 @@ class FlowerEngine:
 
     def close(self) -> None:
         """Nothing to let go of: the grid is Flower's."""
+
+
+def _some(answers: list[SiteEvaluation]) -> list[SiteEvaluation]:
+    """These, if there are any."""
+    if not answers:
+        raise FederationError(
+            "no site could evaluate the model; see the warnings above. With federation.evaluation = server the "
+            "server does it, if it has test data"
+        )
+    return answers
 
 
 class _Letters:

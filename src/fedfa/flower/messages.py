@@ -41,6 +41,9 @@ BYTES = "fedfa.bytes"
 """Elements in memory order, little-endian; for types that NumPy lacks."""
 
 _RECEIVED = "received/"
+_LONGEST = 1e9
+"""Seconds; thirty years."""
+_LARGEST = float(torch.finfo(torch.float32).max)
 _AS_BYTES = {torch.bfloat16: torch.int16}
 """Types that travel as plain bytes, and the whole numbers of the same width that stand for them."""
 _DTYPES = {
@@ -92,14 +95,16 @@ def tensor_of(array: Array) -> Tensor:
         if read_header is None:
             raise BadMessageError(f"unknown version {version} of NumPy's format")
         shape, by_columns, dtype = read_header(file)
+        known = _DTYPES.get(dtype.name)
+        if known is None:
+            raise BadMessageError(f"unknown type of numbers {dtype}")
+        return _filled(array.data, file.tell(), dtype, known, shape, by_columns)
     except BadMessageError:
         raise
-    except Exception as error:  # NumPy parses the head as Python's own tokens, which fails in many ways
+    # NumPy parses the head as Python's own tokens, which fails in many ways; and a shape without elements can still be
+    # more than torch can count, or have more dimensions than NumPy allows.
+    except Exception as error:
         raise BadMessageError(f"not an array in NumPy's format ({type(error).__name__}: {error})") from None
-    known = _DTYPES.get(dtype.name)
-    if known is None:
-        raise BadMessageError(f"unknown type of numbers {dtype}")
-    return _filled(array.data, file.tell(), dtype, known, shape, by_columns)
 
 
 def _from_bytes(array: Array) -> Tensor:
@@ -293,7 +298,7 @@ def read_result(content: RecordDict) -> SiteResult:
         kept={},
         steps=_value(values, "steps", int),
         sample_steps=_value(values, "sample_steps", int),
-        loss=_value(values, "loss", float) if "loss" in values else None,
+        loss=_loss(values),
         cpu_seconds=_duration(values, "cpu_seconds"),
     )
     return SiteResult(
@@ -411,8 +416,16 @@ def _value(values: Mapping[str, Any], name: str, kind: type[ValueT]) -> ValueT:
 
 
 def _duration(values: Mapping[str, Any], name: str) -> float:
-    """Seconds: they end up in the record, which has no place for NaN."""
+    """Seconds: they are added up for the record, which has no place for NaN or infinity."""
     seconds = _value(values, name, float)
-    if not 0 <= seconds < math.inf:
+    if not 0 <= seconds <= _LONGEST:
         raise BadMessageError(f"{name} = {seconds} is no duration")
     return seconds
+
+
+def _loss(values: Mapping[str, Any]) -> float | None:
+    """A training loss; one that is not finite is allowed and left out later, but those that count must add up."""
+    loss = _value(values, "loss", float) if "loss" in values else None
+    if loss is not None and math.isfinite(loss) and abs(loss) > _LARGEST:
+        raise BadMessageError(f"loss = {loss} is no loss")
+    return loss

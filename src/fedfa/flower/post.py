@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedfa.flower.environment import hush
 
 hush()
+import httpx  # noqa: E402
 from flwr.app import Message, RecordDict  # noqa: E402  (Flower reads the environment when it is imported)
 from flwr.serverapp import Grid  # noqa: E402
 
@@ -39,6 +40,7 @@ class Post:
 
     def __init__(self, grid: Grid, poll_seconds: float = 0.25) -> None:
         self.grid, self.poll_seconds = grid, poll_seconds
+        self._one_by_one = False
 
     def nodes(self) -> set[int]:
         """The nodes that are there now."""
@@ -61,21 +63,45 @@ class Post:
         sent = list(self.grid.push_messages(messages)) if messages else []
         open_messages = {number: node for number, node in zip(sent, nodes, strict=False) if number}
         refused = [node for node in nodes if node not in open_messages.values()]
-        return Mailing(self.grid, open_messages, refused, self.poll_seconds)
+        return Mailing(self, open_messages, refused)
+
+    def fetch(self, numbers: Sequence[str]) -> tuple[list[Message], dict[str, str]]:
+        """The replies to these messages that have come, and of others why they cannot be read.
+
+        Flower puts replies together before anybody can check them. It fails at one that is malformed, and the others
+        of that call are lost with it. So from the first such reply on they are fetched one at a time.
+        """
+        if not self._one_by_one:
+            try:
+                return list(self.grid.pull_messages(list(numbers))), {}
+            except httpx.HTTPError:  # the SuperLink's trouble, not a site's
+                raise
+            except Exception as error:
+                log.warning("a reply cannot be read (%s: %s)", type(error).__name__, error)
+                self._one_by_one = True
+        came: list[Message] = []
+        unreadable: dict[str, str] = {}
+        for number in numbers:
+            try:
+                came += self.grid.pull_messages([number])
+            except httpx.HTTPError:
+                raise
+            except Exception as error:
+                unreadable[number] = f"its reply cannot be read ({type(error).__name__}: {error})"
+        return came, unreadable
 
 
 class Mailing:
     """Messages on their way. More can be added while replies are read.
 
     Args:
-        grid: Flower's.
+        post: Fetches replies.
         waiting: Nodes by the number of their message.
         refused: Nodes to which nothing could be sent.
-        poll_seconds: How often to look.
     """
 
-    def __init__(self, grid: Grid, waiting: dict[str, int], refused: list[int], poll_seconds: float) -> None:
-        self._grid, self._waiting, self._refused, self._poll = grid, waiting, refused, poll_seconds
+    def __init__(self, post: Post, waiting: dict[str, int], refused: list[int]) -> None:
+        self._post, self._waiting, self._refused = post, waiting, refused
 
     @property
     def silent(self) -> list[int]:
@@ -98,17 +124,22 @@ class Mailing:
                 yield Reply(self._refused.pop(), None, "the message could not be sent")
             if not self._waiting:
                 return
-            came = list(self._grid.pull_messages(list(self._waiting)))
+            came, unreadable = self._post.fetch(list(self._waiting))
+            heard = bool(unreadable)
+            for number, why in unreadable.items():
+                yield Reply(self._waiting.pop(number), None, why)
             for message in came:
                 node = self._waiting.pop(message.metadata.reply_to_message_id, None)
                 if node is None:
                     log.warning("a reply that nobody asked for, from node %d", message.metadata.src_node_id)
-                elif message.has_error():
+                    continue
+                heard = True
+                if message.has_error():
                     yield Reply(node, None, message.error.reason or f"error {message.error.code}")
                 else:
                     yield Reply(node, message.content)
-            if not came:
+            if not heard:
                 yield None
                 if time.monotonic() >= until:
                     return
-                time.sleep(min(self._poll, max(0.0, until - time.monotonic())))
+                time.sleep(min(self._post.poll_seconds, max(0.0, until - time.monotonic())))

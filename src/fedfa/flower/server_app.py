@@ -166,6 +166,7 @@ def _gather(directory: Directory, federation: FederationSettings) -> int:
     assert known is not None
     if strange := sorted(client for client in directory.here if client >= known):
         raise FederationError(f"there are {known} sites, but some say they are number {strange}; count from 0")
+    directory.limit = known  # whoever comes later must fit too
     return known
 
 

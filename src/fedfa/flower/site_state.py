@@ -61,7 +61,8 @@ class SiteState:
     def save(self, version: int, kept: PartTensors) -> None:
         """Keep this; a version that is there already is replaced."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            # What was learnt from a site's data is for the site's own user.
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             save_tensors(self._file(version), flatten(kept))
         except OSError as error:
             raise RunError(

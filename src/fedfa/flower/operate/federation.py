@@ -161,7 +161,13 @@ class LocalFederation:
             self._finish_call(call)
 
     def start_site(
-        self, site: int, config: Mapping[str, Value], *, register: bool = True, program: Sequence[str] = ()
+        self,
+        site: int,
+        config: Mapping[str, Value],
+        *,
+        register: bool = True,
+        program: Sequence[str] = (),
+        address: str | None = None,
     ) -> Boxed:
         """Start a site's SuperNode; does not wait for it.
 
@@ -170,11 +176,12 @@ class LocalFederation:
             config: The node config.
             register: Whether its key is registered before, if it was not yet.
             program: Instead of ``flower-supernode``; then without our warm process.
+            address: Where the site looks for the SuperLink, e.g. at a reverse proxy; left out, where it listens.
         """
         name = f"site{site}"
         command = [
             *(program or [flower_command("flower-supernode")]),
-            "--superlink", self.address, "--port", str(self._port(name)),
+            "--superlink", address or self.address, "--port", str(self._port(name)),
             "--node-config", self._config_file(name, config),
             # Not forever: a SuperNode without a SuperLink ends by itself.
             "--max-wait-time", str(START_LIMIT),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,7 +74,8 @@ class TryOut:
             raise RunError(f"{self.out} holds a run already; go on with it by --resume, or choose another --out")
         rules = self._federation(folder.path)
         record = _Record(folder, self.resume)
-        with LocalFederation(folder.path / "flower", self.tls) as federation:
+        place = folder.path / "flower"
+        with _alone(place), LocalFederation(place, self.tls) as federation:
             say("starting the SuperLink")
             federation.start_superlink()
             say(f"starting {self.sites} sites")
@@ -145,6 +148,33 @@ class TryOut:
         sites = [one for name, one in federation.processes.running.items() if name.startswith("site")]
         telling = [one for one in sites if "Traceback" in one.output() or one.exit_code not in (None, 0)]
         return "\n".join(last_words(one) for one in [run, *telling[:1]])
+
+
+@contextlib.contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    """Nobody else tries something out here meanwhile: who starts deletes keys and database of who was there before.
+
+    Raises:
+        RunError: Somebody does.
+    """
+    import fcntl  # every system that has Flower's commands has it
+
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        lock = os.open(place / ".lock", os.O_CREAT | os.O_RDWR, 0o600)
+    except OSError as error:
+        raise RunError(f"cannot write to {place}: {error.strerror}") from None
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(
+                    f"another try-out is using {place}; wait for it, stop it, or choose another --out"
+                ) from None
+        yield
+    finally:
+        os.close(lock)
 
 
 def as_run_config(settings: Settings) -> dict[str, Value]:
