@@ -13,18 +13,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from fedfa.algorithms.fedavg import Averaging
+from fedfa.algorithms.fedprox import Proximal
 from fedfa.data import DataSet
 from fedfa.engines import execution
 from fedfa.engines.execution import Trial
 from fedfa.engines.local import LocalEngine
 from fedfa.errors import ClientError, SettingsError
+from fedfa.learning.client import ClientWork
+from fedfa.learning.part import Batch, ClientContext, NoOptions, Part
+from fedfa.learning.recipe import Recipe
 from fedfa.learning.stacking import SideBySide, join, part_of, rows, signature
 from fedfa.learning.tensors import PartTensors
 from fedfa.studies.run import run
 from fedfa.studies.settings import Settings
 from fedfa.studies.setup import prepare
 from tests.engines.engine_toys import batch_norm_network, equal_results, laboratory, local_engine, nothing, plan_of
-from tests.learning.learning_toys import toy_data
+from tests.learning.learning_toys import Bench, ToyData, toy_data
 from tests.studies.study_toys import assert_same_run, equal_tensors, small
 
 STACKING = [
@@ -105,6 +110,75 @@ def test_a_client_that_diverges_is_named(blobs: DataSet) -> None:
         list(engine.train(broken, [0, 1], nothing))
 
 
+class Spoilt:
+    """A client's samples, one label of which is no class."""
+
+    def __init__(self, samples: ToyData) -> None:
+        self.inputs, self.labels, self.size = samples.inputs, samples.labels.clone(), samples.size
+        self.label_counts = samples.label_counts
+        self.labels[0] = 99
+
+    def batch(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.inputs[positions], self.labels[positions]
+
+
+def test_a_client_whose_steps_fail_is_named_not_its_neighbour() -> None:
+    bench = Bench()
+    work = [ClientWork(0, toy_data(), {}), ClientWork(1, Spoilt(toy_data()), {}), ClientWork(2, toy_data(), {})]
+    with pytest.raises(ClientError, match=r"^client 1, round 1, local training"):
+        bench.trainer.train_stacked(bench.plan(), work)
+
+
+class CannotTogether(Part[NoOptions]):
+    """Says that it stacks, and draws from a stream that belongs to one client."""
+
+    name = "draws"
+
+    def stacks(self) -> bool:
+        return True
+
+    def gradient(self, ctx: ClientContext, batch: Batch) -> None:
+        ctx.rng.random()
+
+
+def test_a_fault_that_only_company_brings_says_what_to_do() -> None:
+    """A hook of several clients gets no client's stream: it would be the first one's for all."""
+    bench = Bench([CannotTogether()])
+    work = [ClientWork(client, toy_data(), {}) for client in (4, 7)]
+    with pytest.raises(ClientError, match=r"^client 4, .*ctx\.rng belongs to one client.*with 7; .*execution = \"each"):
+        bench.trainer.train_stacked(bench.plan(), work)
+
+
+class OtherLoss(Proximal):
+    """Replaces a hook of a part that stacks."""
+
+    def gradient(self, ctx: ClientContext, batch: Batch) -> None:
+        pass
+
+
+class OtherStart(Proximal):
+    def begin(self, ctx: ClientContext) -> None:
+        super().begin(ctx)
+
+
+class OtherLossThatStacks(OtherLoss):
+    def stacks(self) -> bool:
+        return True
+
+
+class Watching(CannotTogether):
+    def watches(self) -> tuple[str, ...]:
+        return ("0",)
+
+
+@pytest.mark.parametrize(
+    ("part", "stacks"),
+    [(Proximal, True), (OtherStart, True), (OtherLoss, False), (OtherLossThatStacks, True), (Watching, False)],
+)
+def test_a_subclass_does_not_inherit_that_its_own_hooks_stack(part: type[Part[Any]], stacks: bool) -> None:
+    assert Recipe([Averaging(), part()]).not_stacking == (() if stacks else (part.name,))
+
+
 # -- choosing ---------------------------------------------------------------------------------------------------------
 def chosen(settings: Settings, data: DataSet, **more: Any) -> bool:
     engine = prepare(settings, data=data, **more).engine()
@@ -148,6 +222,17 @@ def test_left_to_itself_it_does_not_try_what_cannot_gain(blobs: DataSet, monkeyp
     assert not chosen(many(data={"clients": 6, "partition": "dirichlet:0.5"}), blobs), "all of different sizes"
     tanh = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
     assert not chosen(many(), blobs, model=tanh), "rounds by place"
+    assert not chosen(many(), blobs, model=Squashed), "rounds by place, in the network's own forward"
+
+
+class Squashed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.head(torch.sigmoid(self.body(x)))
+        return result
 
 
 def test_a_real_trial_finds_equal_bits(blobs: DataSet) -> None:
@@ -159,6 +244,7 @@ def test_a_real_trial_finds_equal_bits(blobs: DataSet) -> None:
     assert found.equal
     assert found.difference == 0
     assert equal_tensors(before, state.model)
+    assert equal_tensors(before, engine.model.state()), "the network is as it was"
 
 
 def test_a_real_trial_finds_a_difference(blobs: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +313,22 @@ def test_what_is_joined_can_be_taken_apart(tree: Any, clients: int) -> None:
 
 
 def test_different_things_have_different_signatures() -> None:
-    kinds = [None, 1, 2, "1", [1], (1,), {"a": 1}, torch.zeros(2), torch.zeros(3), torch.zeros(2).long(), [], object()]
+    kinds = [
+        None,
+        1,
+        1.0,
+        True,
+        2,
+        "1",
+        [1],
+        (1,),
+        {"a": 1},
+        torch.zeros(2),
+        torch.zeros(3),
+        torch.zeros(2).long(),
+        [],
+        object(),
+    ]
     assert len({signature(kind) for kind in kinds}) == len(kinds)
 
 

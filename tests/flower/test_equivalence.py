@@ -88,6 +88,24 @@ def test_own_data_and_network_train_as_the_simulator_does(recipe: str, tmp_path:
     assert load_tensors(flower / "model.safetensors")["norm.num_batches_tracked"].dtype == torch.int64
 
 
+def test_layers_that_sites_keep_for_themselves_train_as_in_the_simulator_and_are_tested_at_the_sites(
+    tmp_path: Path,
+) -> None:
+    """FedBN has no global model: what is tested is each site's own, on the site's own test samples."""
+    config: dict[str, Any] = {"algorithm": "fedbn", "cohort__clients": 3}
+    flower = serve(tmp_path / "flower", small_grid(tmp_path), **config)
+    simulated = small_sites.simulate(tmp_path / "simulated", **config).folder
+    assert equal_tensors(load_tensors(flower / "server.safetensors"), load_tensors(simulated / "server.safetensors"))
+    kept, there = kept_by_clients(simulated), kept_on_sites(tmp_path, flower)
+    assert kept
+    assert there.keys() == kept.keys()
+    assert all(equal_tensors(there[name], kept[name]) for name in kept)
+    for record in timeless(flower):
+        assert list(record["client_accuracy"]) == [str(client) for client in record["cohort"]]
+        # Fifteen test samples a site, so an accuracy is a multiple of a fifteenth.
+        assert all(round(15 * share, 9).is_integer() for share in record["client_accuracy"].values())
+
+
 def test_without_test_data_on_the_server_the_sites_evaluate(tmp_path: Path) -> None:
     config = {**QUICK, **small_sites.OWN}
     server = make_server_app(small_sites.Small)

@@ -206,6 +206,55 @@ def test_a_site_that_does_not_fit_is_not_taken_in(
     assert set(timeless(flower)[0]["cohort"]) == {0, 1, 2}
 
 
+def test_a_late_site_whose_number_is_none_is_not_taken_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Else it could be drawn as a substitute, and nothing is known of a client with that number."""
+    grid = small_grid(tmp_path)
+    del grid.sites[node_of(grid, 1)]
+    config = dict(grid.sites[node_of(grid, 0)])
+    when(0, lambda grid: grid.sites.update({4242: config}), grid)
+    joining = grid.tamper
+    assert joining is not None
+
+    def tamper(asked: Message, reply: Message) -> Message | None:
+        if asked.metadata.dst_node_id == 4242 and asked.metadata.message_type == "query.site":
+            reply.content.config_records["site"].update({"site": 7, "sites": 8})
+        return joining(asked, reply)
+
+    grid.tamper = tamper
+    with caplog.at_level(logging.WARNING, "fedfa"):
+        flower = serve(tmp_path / "run", grid, federation__sites=SITES, federation__replace=True)
+    assert "node 4242 is not taken in: it calls itself site 7, but there are 4" in caplog.text
+    assert all(set(record["cohort"]) == {0, 2, 3} for record in timeless(flower))
+
+
+def silent_at_evaluation(*sites: int) -> Callable[[Message, Message], Message | None]:
+    def tamper(asked: Message, reply: Message) -> Message | None:
+        if asked.metadata.message_type != "evaluate":
+            return reply
+        return None if asked.content.config_records["plan"]["client"] in sites else reply
+
+    return tamper
+
+
+def test_an_evaluation_waits_for_a_silent_site_no_longer_than_the_grace_period(tmp_path: Path) -> None:
+    grid = small_grid(tmp_path, silent_at_evaluation(1))
+    rules = {"federation__evaluation": "sites", "federation__round_seconds": 600.0, "federation__grace_seconds": 0.05}
+    started = time.monotonic()
+    flower = serve(tmp_path / "run", grid, rounds=1, **rules)
+    assert time.monotonic() - started < 100
+    assert timeless(flower)[0]["accuracy"] is not None
+
+
+def test_a_server_with_test_data_goes_on_when_no_site_evaluates(tmp_path: Path) -> None:
+    grid = small_grid(tmp_path, silent_at_evaluation(*range(SITES)))
+    flower = serve(tmp_path / "run", grid, rounds=2, federation__evaluation="both")
+    for record in timeless(flower):
+        assert record["accuracy"] is not None
+        assert "sites_accuracy" not in record["federation"]
+    with pytest.raises(FederationError, match="no site could evaluate the model"):
+        serve(tmp_path / "sites", grid, rounds=2, federation__evaluation="sites")
+
+
 def test_sites_that_disagree_on_their_number_are_told(tmp_path: Path) -> None:
     grid = small_grid(tmp_path)
     grid.sites[node_of(grid, 0)]["num-partitions"] = SITES + 1

@@ -204,6 +204,20 @@ def test_an_array_that_claims_to_be_huge_takes_no_memory() -> None:
         tensor_of(Array("float32", (4,), NUMPY, file.getvalue() + bytes(16)))
 
 
+@pytest.mark.parametrize("by_columns", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "bytes_"), [((0, 2**70), 0), ((0, 2**40, 2**40), 0), ((1,) * 70, 4)], ids=["length", "product", "depth"]
+)
+def test_a_shape_that_nobody_can_hold_is_refused_although_its_bytes_are_there(
+    shape: tuple[int, ...], bytes_: int, by_columns: bool
+) -> None:
+    """Torch cannot count so far and NumPy has at most 64 dimensions: both fail with errors of their own."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": by_columns, "shape": shape})
+    with pytest.raises(BadMessageError, match="NumPy's format"):
+        tensor_of(Array("float32", (4,), NUMPY, file.getvalue() + bytes(bytes_)))
+
+
 @given(st.integers(0, 140), st.binary(min_size=1, max_size=4))
 def test_damaged_bytes_are_refused_or_read_and_nothing_else(place: int, put: bytes) -> None:
     whole = array_of(torch.zeros(4)).data
@@ -226,6 +240,8 @@ def test_arrays_of_objects_and_unknown_forms_are_refused() -> None:
         ("result", "steps", "3", "steps"),
         ("result", "cpu_seconds", math.nan, "no duration"),
         ("result", "cpu_seconds", -1.0, "no duration"),
+        ("result", "cpu_seconds", 1.7e308, "no duration"),  # two of them would add up to infinity
+        ("result", "loss", -1.7e308, "no loss"),
         ("result", "run", 5, "run"),
     ],
 )

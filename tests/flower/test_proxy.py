@@ -74,7 +74,7 @@ def nginx_configuration(folder: Path, keys: Path, superlink: str, port: int) -> 
 def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
     folder = tmp_path_factory.mktemp("proxy")
     assert NGINX is not None
-    with LocalFederation(folder / "federation") as federation, socket.socket() as probe:
+    with LocalFederation(folder / "federation", warm=False) as federation, socket.socket() as probe:
         federation.start_superlink()
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -119,14 +119,14 @@ def test_without_the_proxy_anybody_could_list_runs(proxied: Proxied) -> None:
 
 
 def test_the_superlink_gets_the_path_that_nginx_has_checked(proxied: Proxied) -> None:
-    """Passed on as typed, this path would be unknown to the SuperLink (404); cleaned, it asks for a node's key (401)."""
+    """Passed on as typed, this path is unknown to the SuperLink (404); cleaned, it leads to where a key is wanted."""
     path = "/v1/control/../fleet/activate-node"
     assert proxied.post(path, directly=True)[0] == 404
     assert proxied.post(path)[0] == 401
 
 
 def test_pieces_of_a_model_reach_the_superlink_which_wants_a_key_and_endless_requests_do_not(proxied: Proxied) -> None:
-    """A body of zeros is no message, and the SuperLink says so (400): it has read it all. nginx's own limit is 1 MiB."""
+    """Zeros are no message, and the SuperLink says so (400): it has read them all. nginx's own limit is 1 MiB."""
     status, text = proxied.post("/v1/fleet/activate-node")
     assert status == 401
     assert "nginx" not in text
@@ -136,8 +136,8 @@ def test_pieces_of_a_model_reach_the_superlink_which_wants_a_key_and_endless_req
     assert proxied.post("/v1/fleet/push-object", bytes(17 * 2**20))[0] == 413
 
 
-def test_a_site_with_a_registered_key_joins_through_the_proxy(proxied: Proxied, data_dir: Path, tmp_path: Path) -> None:
-    config = real.site_config(0, 1, data_dir, tmp_path)
+def test_a_site_with_a_registered_key_joins_through_the_proxy(proxied: Proxied, tmp_path: Path) -> None:
+    config = real.site_config(0, 1, tmp_path, tmp_path)  # data are not asked for before there is a run
     proxied.federation.start_site(0, config, address=f"localhost:{proxied.port}")
     proxied.federation.wait_for_site(0)
     log = (proxied.federation.folder.parent / "access.log").read_text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from fedfa.learning.client import ClientResult, RoundPlan
 from fedfa.learning.tensors import PartTensors
 from fedfa.studies.files import load_tensors
 from fedfa.studies.setup import Laboratory
-from tests.flower.loopback import Tamper, turn
+from tests.flower.loopback import LoopbackGrid, Tamper, turn
 from tests.flower.small_sites import serve, simulate, small_grid
 from tests.studies.study_toys import equal_tensors, timeless
 
@@ -56,6 +56,11 @@ def drop(name: str) -> Callable[[Message], None]:
     return lambda reply: reply.content.array_records["sums"].__delitem__(name)
 
 
+def weightless_but_huge(reply: Message) -> None:
+    array("scaffold/model#weight", torch.zeros_like)(reply)
+    array(WEIGHT, lambda t: t + 1e4)(reply)
+
+
 def one(bad: float) -> Callable[[torch.Tensor], torch.Tensor]:
     def spoil(tensor: torch.Tensor) -> torch.Tensor:
         tensor.view(-1)[-1] = bad
@@ -85,6 +90,7 @@ BAD = {
     "huge weight": (array("scaffold/model#weight", lambda w: w * 1e6), "more than its"),
     "weight of another shape": (array("scaffold/model#weight", lambda w: w.expand(4, 1)), "the weight of"),
     "huge norm": (array(WEIGHT, lambda t: t + 1e4), "federation.norm_limit"),
+    "huge norm without weight": (weightless_but_huge, "norm of scaffold/model is inf"),
     "old round": (value("round", 0), "it belongs to round 1, not 2"),
     "other run": (value("run", "00" * 16), "another run"),
     "other client": (value("client", 0), "calls itself client 0"),
@@ -171,3 +177,30 @@ def test_a_site_that_is_silent_is_waited_for_no_longer_than_the_deadline(tmp_pat
     flower = serve(tmp_path / "run", small_grid(tmp_path, tamper))
     assert timeless(flower)[1]["federation"]["absent"] == [BAD_SITE]
     assert equal_tensors(load_tensors(flower / "server.safetensors"), load_tensors(without_it / "server.safetensors"))
+
+
+class _StrictGrid(LoopbackGrid):
+    """Like Flower's own: fails at a reply that it cannot put together, and what came with it is lost."""
+
+    unreadable = -1
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        came = []
+        for number in message_ids:
+            for message in super().pull_messages([number]):
+                if message.metadata.src_node_id == self.unreadable and message.metadata.message_type == "train":
+                    raise ValueError("not a record")
+                came.append(message)
+        return came
+
+
+def test_a_reply_that_flower_cannot_read_does_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plain = small_grid(tmp_path)
+    grid = _StrictGrid(plain.sites, {}, plain.app)
+    grid.unreadable = next(node for node, config in grid.sites.items() if config["partition-id"] == BAD_SITE)
+    with caplog.at_level(logging.WARNING, "fedfa"):
+        flower = serve(tmp_path / "run", grid, federation__quorum=0.75)
+    assert [sorted(record["cohort"]) for record in timeless(flower)] == [[0, 1, 3]] * 3
+    assert (
+        f"node {grid.unreadable} (site {BAD_SITE}): its reply cannot be read (ValueError: not a record)" in caplog.text
+    )

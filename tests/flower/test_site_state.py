@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,12 @@ def test_a_version_comes_back_as_it_was(tmp_path: Path) -> None:
     assert state.load(2) == {}
 
 
+def test_what_a_site_keeps_is_for_its_own_user(tmp_path: Path) -> None:
+    state = SiteState(tmp_path / "state", RUN, 0)
+    state.save(1, kept(1.0))
+    assert state.folder.stat().st_mode & 0o077 == 0
+
+
 def test_runs_and_clients_do_not_see_each_other(tmp_path: Path) -> None:
     SiteState(tmp_path, RUN, 0).save(1, kept(1.0))
     assert SiteState(tmp_path, "cd" * 16, 0).load(1) is None
@@ -56,6 +63,19 @@ def test_only_what_may_be_asked_for_stays(
         state.save(version, {})
     state.keep_only(wanted)
     assert state.versions() == sorted(there & wanted)
+
+
+def test_what_was_left_unfinished_long_ago_goes_and_what_is_being_written_stays(tmp_path: Path) -> None:
+    state = SiteState(tmp_path, RUN, 3)
+    state.save(1, {})
+    old, new = (state.folder / f".site3.round2.safetensors.{process}.tmp" for process in (1, 2))
+    for file in (old, new):
+        file.touch()
+    os.utime(old, (0, 0))
+    state.keep_only([1])
+    assert not old.exists()
+    assert new.exists()
+    assert state.versions() == [1]
 
 
 @pytest.mark.parametrize("name", ["", "../../etc", "ab/cd" * 4, "AB" * 16, "x" * 32])

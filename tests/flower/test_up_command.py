@@ -15,7 +15,7 @@ import pytest
 from fedfa.errors import FedfaError, RunError, SettingsError
 from fedfa.flower.operate.federation import LocalFederation
 from fedfa.flower.operate.keys import make_node_key, make_server_keys
-from fedfa.flower.operate.tryout import TryOut, as_run_config, rules_of
+from fedfa.flower.operate.tryout import TryOut, _alone, as_run_config, rules_of
 from fedfa.flower.settings import RunConfig
 from fedfa.studies.settings import Settings
 
@@ -36,6 +36,17 @@ def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("{}")
     with pytest.raises(RunError, match="holds a run already; go on with it by --resume"):
         TryOut(tmp_path, tmp_path).run()
+
+
+def test_a_second_try_out_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    """It would delete the keys and the database of the first one."""
+    (tmp_path / "flower" / "keys").mkdir(parents=True)
+    (tmp_path / "pyproject.toml").touch()
+    with _alone(tmp_path / "flower"), pytest.raises(RunError, match="another try-out is using"):
+        TryOut(tmp_path, tmp_path).run()
+    assert (tmp_path / "flower" / "keys").exists()
+    with _alone(tmp_path / "flower"):
+        pass  # free again
 
 
 def test_a_folder_without_an_app_and_a_rule_that_does_not_exist_are_named(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -14,17 +14,29 @@ from fedfa.models.split import SplitModel
 from fedfa.models.stacked import NotStackableError, StackedModel
 from fedfa.models.zoo import build_model
 
-SIZE = st.integers(1, 24)
+SIZE = st.integers(1, 24) | st.sampled_from([1, 100, 257])
 
 
 @settings(max_examples=60, deadline=None)
-@given(clients=st.integers(1, 5), rows=SIZE, inner=SIZE, columns=SIZE, with_bias=st.booleans(), seed=st.integers(0, 99))
+@given(
+    clients=st.integers(1, 5),
+    rows=SIZE,
+    inner=SIZE,
+    columns=SIZE,
+    with_bias=st.booleans(),
+    turned=st.booleans(),
+    seed=st.integers(0, 99),
+)
+@example(clients=3, rows=257, inner=8, columns=1, with_bias=False, turned=False, seed=0)
+@example(clients=3, rows=257, inner=1, columns=128, with_bias=True, turned=False, seed=0)
+@example(clients=3, rows=1, inner=200, columns=257, with_bias=False, turned=True, seed=0)
 def test_stacked_products_have_the_bits_of_single_ones(
-    clients: int, rows: int, inner: int, columns: int, with_bias: bool, seed: int
+    clients: int, rows: int, inner: int, columns: int, with_bias: bool, turned: bool, seed: int
 ) -> None:
-    """On both sides of the size at which torch changes its way (400)."""
+    """On both sides of the size at which torch changes its way (400); vectors too, which are multiplied otherwise."""
     draw = torch.Generator().manual_seed(seed)
     left = torch.randn(clients, rows, inner, generator=draw)
+    left = torch.randn(clients, inner, rows, generator=draw).mT if turned else left  # as in a gradient
     right = torch.randn(clients, columns, inner, generator=draw).mT  # as a weight is used
     bias = torch.randn(clients, columns, generator=draw) if with_bias else None
     together = product(left, right, bias)
@@ -32,6 +44,22 @@ def test_stacked_products_have_the_bits_of_single_ones(
         alone = product(left[k], right[k], None if bias is None else bias[k])
         assert torch.equal(together[k], alone)
         assert_close(alone, left[k] @ right[k] + (0 if bias is None else bias[k]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rows", "inner", "columns"), [(257, 1, 200), (257, 8, 1), (1, 200, 257), (1, 257, 1), (9, 9, 9)]
+)
+def test_gradients_of_stacked_products_have_the_bits_of_single_ones(rows: int, inner: int, columns: int) -> None:
+    """Without a bias: an inner size of one adds nothing, but its gradients are products of vectors."""
+    draw = torch.Generator().manual_seed(3)
+    left = torch.randn(3, rows, inner, generator=draw, requires_grad=True)
+    weight = torch.randn(3, columns, inner, generator=draw, requires_grad=True)
+    weights = torch.randn(3, rows, columns, generator=draw)
+    together = torch.autograd.grad(product(left, weight.mT), (left, weight), weights)
+    for k in range(3):
+        one, other = left[k].detach().requires_grad_(), weight[k].detach().requires_grad_()
+        alone = torch.autograd.grad(product(one, other.mT), (one, other), weights[k])
+        assert all(torch.equal(a[k], b) for a, b in zip(together, alone, strict=True))
 
 
 @pytest.mark.parametrize("rows", [2, 40])
@@ -65,7 +93,22 @@ def networks() -> dict[str, tuple[nn.Module, Tensor]]:
         ),
         "tied": (tied, torch.randn(3, 4)),
         "reshaping": (Reshaping(), torch.randn(4, 6)),
+        "whole batch": (WholeBatch(), torch.randn(4, 6)),
+        "dropout in forward": (DroppingOut().eval(), torch.randn(4, 6)),
+        **{f"{kind} hook": (hooked(kind), torch.randn(4, 6)) for kind in ("forward", "backward", "weight")},
     }
+
+
+def hooked(kind: str) -> nn.Module:
+    """A network with a hook of its author's."""
+    body, head = nn.Linear(6, 5), nn.Linear(5, 2)
+    if kind == "forward":
+        body.register_forward_hook(lambda _module, _args, _output: None)
+    elif kind == "backward":
+        head.register_full_backward_hook(lambda _module, _into, _out: None)
+    else:
+        body.weight.register_hook(lambda gradient: gradient / 2)  # type: ignore[no-untyped-call]
+    return nn.Sequential(body, nn.ReLU(), head)
 
 
 class Reshaping(nn.Module):
@@ -78,6 +121,22 @@ class Reshaping(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.body(x)
         result: Tensor = self.head(hidden - hidden.mean(0))
+        return result
+
+
+class WholeBatch(Reshaping):
+    """Uses a number that belongs to a whole batch: in a stack, to the batches of all networks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(self.body(x / x.abs().max()))
+        return result
+
+
+class DroppingOut(Reshaping):
+    """Draws at random, but only in training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(nn.functional.dropout(self.body(x), 0.5, self.training))
         return result
 
 
@@ -130,12 +189,20 @@ def test_making_a_stack_leaves_the_network_as_it_was() -> None:
         ("circular", "padding_mode='circular'"),
         ("tied", r"weights that two layers share \(2\.weight\)"),
         ("reshaping", "Reshaping does not compute the same when stacked"),
+        ("whole batch", "WholeBatch does not compute the same when stacked"),
+        ("dropout in forward", "DroppingOut does not compute the same when stacked"),
+        ("forward hook", r"no stacked form of hooks \(of 0\)"),
+        ("backward hook", r"no stacked form of hooks \(of 2\)"),
+        ("weight hook", r"no stacked form of hooks \(of 0\.weight\)"),
     ],
 )
 def test_what_cannot_be_stacked_is_refused(name: str, reason: str) -> None:
     module, example = networks()[name]
     model = SplitModel.of(module, example=example)
-    before = {n: value.clone() for n, value in model.state().items()}
+    before, mode = {n: value.clone() for n, value in model.state().items()}, module.training
+    draws = torch.get_rng_state()
     with pytest.raises(NotStackableError, match=reason):
         StackedModel(model, 2)
+    assert module.training == mode
+    assert torch.equal(torch.get_rng_state(), draws)
     assert all(torch.equal(value, before[n]) for n, value in model.state().items())

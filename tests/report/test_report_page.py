@@ -64,8 +64,8 @@ def test_the_page_needs_nothing_from_outside(report: Report) -> None:
     text = report.page.read_text()
     outside.feed(text)
     assert outside.found == []
-    names_svg = "http://www.w3.org/2000/svg"  # a name that is spelt like an address; nobody asks for it
-    assert not re.search(r"url\(|@import|https?://", text.replace(names_svg, ""))
+    # Addresses in words are nobody's business: a run's data set may be named by one.
+    assert not re.search(r"""url\(|@import|(src|href)\s*=\s*["']?\s*(https?:)?//""", text)
 
 
 def test_every_section_is_there(report: Report) -> None:

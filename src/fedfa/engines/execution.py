@@ -11,18 +11,19 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedfa.engines.local import LocalEngine
 from fedfa.errors import FedfaError, SettingsError
 from fedfa.learning.client import ClientResult, RoundPlan
 from fedfa.learning.server import ServerState, finish_round
 from fedfa.learning.sums import Total
-from fedfa.learning.tensors import PartTensors, Tensors, flatten
+from fedfa.learning.tensors import PartTensors, Tensors, clone, flatten
+from fedfa.models.split import SplitModel
 from fedfa.models.stacked import NotStackableError, StackedModel
 
 log = logging.getLogger(__name__)
@@ -37,9 +38,15 @@ WORTH_A_TRIAL = 3.0
 """How many of a cohort's clients must have the same size on average, for stacking to be tried without being asked."""
 
 
-ROUNDED_BY_PLACE = (nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus)
-"""Functions that a processor computes otherwise at the end of a tensor than in its middle (one by one, not in vectors):
-a sample's last digit depends on its place, so a trial with few clients proves nothing for many."""
+ROUNDED_ALIKE = {
+    "mm", "addmm", "bmm", "baddbmm", "t", "transpose", "permute", "view", "_unsafe_view", "reshape", "clone", "detach",
+    "expand", "slice", "select", "squeeze", "unsqueeze", "cat", "stack", "alias", "_to_copy",
+    "relu", "relu_", "leaky_relu", "leaky_relu_", "hardtanh", "hardtanh_", "add", "add_", "sub", "sub_", "mul", "mul_",
+    "div", "div_", "neg", "abs", "clamp", "clamp_min", "maximum", "minimum", "mean", "sum", "native_group_norm",
+    "native_layer_norm",
+}  # fmt: skip
+"""Operations that give a sample the same last digit wherever it stands. Others (sigmoid, powers) a processor computes
+otherwise at the end of a tensor than in its middle, so a trial with few clients proves nothing for many."""
 
 
 @dataclass(frozen=True)
@@ -113,19 +120,37 @@ def _promising(engine: LocalEngine, cohort: int) -> bool:
     alike = 1 + (cohort - 1) * float(((counts / counts.sum()) ** 2).sum())
     state = engine.model.state()
     images = any(value.dim() > 2 for value in state.values())  # convolutions
-    rounds_alike = not any(isinstance(layer, ROUNDED_BY_PLACE) for layer in engine.model.module.modules())
-    small = rounds_alike and sum(value.numel() for value in state.values()) <= SMALL and not images
-    return alike >= WORTH_A_TRIAL and (small or engine.device.type != "cpu")
+    small = sum(value.numel() for value in state.values()) <= SMALL and not images
+    return alike >= WORTH_A_TRIAL and (engine.device.type != "cpu" or (small and _rounds_alike(engine.model)))
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Notes the names of the operations that run."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def _rounds_alike(model: SplitModel) -> bool:
+    """Whether the network consists of operations that round every sample alike, wherever in a tensor it stands."""
+    with _Operations() as operations:
+        tried = model.try_out()
+    return tried is not None and operations.names <= ROUNDED_ALIKE
 
 
 def try_out(engine: LocalEngine, state: ServerState, plan: RoundPlan) -> Trial | None:
-    """Two rounds of one epoch in both ways; None if no two clients are of one size."""
+    """Two rounds of one epoch in both ways; None if no two clients are of one size. The engine stays as it was."""
     sizes = engine.federation.partition.sizes
     values, counts = np.unique(sizes[sizes > 0], return_counts=True)
     if not len(values) or counts.max() < 2:
         return None
     clients = [int(c) for c in np.flatnonzero(sizes == values[counts.argmax()])[:TRIED]]
-    before = engine.stacked
+    before, weights = engine.stacked, clone(engine.model.state())
     try:
         seconds, ends = {}, {}
         for engine.stacked in (False, True):
@@ -135,6 +160,7 @@ def try_out(engine: LocalEngine, state: ServerState, plan: RoundPlan) -> Trial |
             seconds[engine.stacked] = time.process_time() - started
     finally:
         engine.stacked = before
+        engine.model.load(weights)
     largest = max((float(v.abs().max()) for v in ends[False].values() if v.numel()), default=0.0) or 1.0
     different = [(ends[True][name].double() - value.double()).abs().max() for name, value in ends[False].items()]
     equal = all(torch.equal(ends[True][name], value) for name, value in ends[False].items())

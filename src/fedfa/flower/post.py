@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from fedfa.flower.environment import hush
 
 hush()
-import httpx  # noqa: E402
 from flwr.app import Message, RecordDict  # noqa: E402  (Flower reads the environment when it is imported)
 from flwr.serverapp import Grid  # noqa: E402
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # noqa: E402
 
 log = logging.getLogger("fedfa")
+
+_MALFORMED = (DecodeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What reading bytes of a stranger can end in. Troubles of the connection, and the end of the run, are none of them."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +77,7 @@ class Post:
         if not self._one_by_one:
             try:
                 return list(self.grid.pull_messages(list(numbers))), {}
-            except httpx.HTTPError:  # the SuperLink's trouble, not a site's
-                raise
-            except Exception as error:
+            except _MALFORMED as error:
                 log.warning("a reply cannot be read (%s: %s)", type(error).__name__, error)
                 self._one_by_one = True
         came: list[Message] = []
@@ -84,9 +85,7 @@ class Post:
         for number in numbers:
             try:
                 came += self.grid.pull_messages([number])
-            except httpx.HTTPError:
-                raise
-            except Exception as error:
+            except _MALFORMED as error:
                 unreadable[number] = f"its reply cannot be read ({type(error).__name__}: {error})"
         return came, unreadable
 

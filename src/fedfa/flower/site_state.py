@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from fedfa.learning.tensors import PartTensors, flatten, unflatten
 from fedfa.studies.files import load_tensors, save_tensors
 
 ENVIRONMENT_VARIABLE = "FEDFA_STATE"
+_UNFINISHED = 3600.0
+"""Seconds after which a file that somebody began to write is given up."""
 _RUN_NAME = re.compile(r"[0-9a-f]{8,64}")
 
 
@@ -71,13 +74,20 @@ class SiteState:
             ) from None
 
     def keep_only(self, versions: Iterable[int]) -> None:
-        """Forget all others, and what an earlier process left unfinished."""
+        """Forget all others, and what a process left unfinished long ago.
+
+        Not what was begun just now: a site may still be at work on a message whose time is over, beside the next one.
+        """
         wanted = {self._file(version) for version in versions}
         for path in self.folder.glob(f"site{self._client}.round*.safetensors"):
             if path not in wanted:
                 path.unlink(missing_ok=True)
         for leftover in self.folder.glob(f".site{self._client}.round*.tmp"):
-            leftover.unlink(missing_ok=True)
+            try:
+                if time.time() - leftover.stat().st_mtime > _UNFINISHED:
+                    leftover.unlink()
+            except FileNotFoundError:  # it is finished now
+                continue
 
     def versions(self) -> list[int]:
         """Which versions are there."""

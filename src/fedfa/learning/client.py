@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -140,8 +140,8 @@ class ClientTrainer:
         Side by side go clients of equal size whose methods prepared the same kinds of things; the others train alone.
 
         Raises:
-            ClientError: As :meth:`train`; of a fault in common steps, with the first of the clients.
-            NotStackableError: The network has no stacked form.
+            ClientError: As :meth:`train`. After a fault in common steps each of the clients is trained alone to see
+                whose it is.
         """
         works = [_ClientRound(self, plan, client) for client in clients]
         with torch_stream(plan.seed, "torch", plan.round, clients[0].client, device=self.device):
@@ -151,11 +151,23 @@ class ClientTrainer:
                 groups.setdefault((work.data.size, signature(work.ctx.scratch)), []).append(work)
             results: dict[int, ClientResult] = {}
             for group in groups.values():
-                states = group[0].guarded(lambda group=group: self._steps_side_by_side(group))  # type: ignore[misc]
+                try:
+                    states = self._steps_side_by_side(group)
+                except Exception as error:
+                    self._say_whose(error, group)
                 for work, state in zip(group, states, strict=True):
                     self.model.load(state)
                     results[work.client] = work.guarded(work.finish)
         return [results[work.client] for work in works]
+
+    def _say_whose(self, fault: Exception, group: list[_ClientRound]) -> NoReturn:
+        """Raise the client's error that is behind a fault in common steps."""
+        for work in group:
+            self.train(work.plan, work.client, work.data, work.given)  # raises it, if it is this client's
+        first, others = group[0], ", ".join(str(work.client) for work in group[1:])
+        hint = f' (side by side with {others}; alone they train: set engine.execution = "each")' if others else ""
+        problem = f"{_in_words(fault)}{hint}"
+        raise ClientError(first.client, first.plan.round + 1, first.way.stage, problem) from fault
 
     def _steps_side_by_side(self, group: list[_ClientRound]) -> list[Tensors]:
         """The local steps of clients that can go together; the weights they end with."""
@@ -178,6 +190,7 @@ class ClientTrainer:
             parameters=bench.shared,
             start={},
             kept={},
+            draws=_no_common_draws,
             data=None,
             label_counts=torch.stack([work.ctx.label_counts for work in group]),
             scratch=join([work.ctx.scratch for work in group]),
@@ -217,6 +230,10 @@ class ClientTrainer:
         )
 
 
+def _no_common_draws() -> NoReturn:
+    raise RuntimeError("ctx.rng belongs to one client; a part whose hooks of batches or epochs draw does not stack")
+
+
 @dataclass(frozen=True)
 class _Bench:
     """A network with what it is trained with."""
@@ -226,11 +243,16 @@ class _Bench:
     optimiser: Sgd
 
 
+def _in_words(error: Exception) -> str:
+    return str(error) if isinstance(error, FedfaError) else f"{type(error).__name__}: {error}"
+
+
 class _ClientRound:
     """One client, one round: what comes before and after the local steps."""
 
     def __init__(self, trainer: ClientTrainer, plan: RoundPlan, work: ClientWork) -> None:
         self.trainer, self.plan, self.client, self.data = trainer, plan, work.client, work.data
+        self.given = work.kept
         self.kept: PartTensors = {
             part: {name: value.to(trainer.device) for name, value in clone(tensors).items()}
             for part, tensors in work.kept.items()
@@ -248,8 +270,7 @@ class _ClientRound:
         except ClientError:
             raise
         except Exception as error:
-            problem = str(error) if isinstance(error, FedfaError) else f"{type(error).__name__}: {error}"
-            raise ClientError(self.client, self.plan.round + 1, self.way.stage, problem) from error
+            raise ClientError(self.client, self.plan.round + 1, self.way.stage, _in_words(error)) from error
 
     def begin(self, *, side_by_side: bool = False) -> None:
         """Load what was sent, and let the parts prepare."""

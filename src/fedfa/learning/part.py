@@ -267,8 +267,10 @@ class Part(Generic[OptionsT]):
     def stacks(self) -> bool:
         """Whether the hooks of batches and epochs work with a leading client axis; not asked if there are none.
 
-        They read and change ``ctx.scratch`` (tensors only, made anew and not views of the network), ``ctx.received``,
-        ``ctx.parameters``, ``ctx.model``, ``ctx.label_counts`` and counters; nothing else of the context.
+        They read and change ``ctx.scratch`` (tensors only, made anew and not views of the network), ``ctx.parameters``
+        and ``ctx.model``; they read ``ctx.received``, ``ctx.label_counts`` and counters; nothing else of the context,
+        and no ``batch.outputs``. What ``stacks`` says holds for the hooks of its class: a subclass that replaces one
+        says so itself.
         """
         return False
 

@@ -61,9 +61,7 @@ class Recipe:
         self.surveys = any(part.surveys() for part in self.parts)
         self.pools_data = any(part.pools_data for part in self.parts)
         self.not_stacking = tuple(
-            part.name
-            for part in self.parts
-            if not part.stacks() and any(overridden(part, hook) is not None for hook in STACKED_HOOKS)
+            part.name for part in self.parts if any(overridden(part, h) for h in STACKED_HOOKS) and not _stacks(part)
         )
         """Parts that can only serve one client at a time."""
         self.watches = tuple(dict.fromkeys(name for part in self.parts for name in part.watches()))
@@ -143,3 +141,10 @@ class Recipe:
                 )
             part.check(task, roles)
         return roles
+
+
+def _stacks(part: Part[Any]) -> bool:
+    """Whether a part's hooks serve several clients at once; a subclass must say so anew for a hook that it replaces."""
+    definers = {name: next(c for c in type(part).__mro__ if name in vars(c)) for name in ("stacks", *STACKED_HOOKS)}
+    said_by = definers.pop("stacks")
+    return part.stacks() and not part.watches() and all(issubclass(said_by, definer) for definer in definers.values())

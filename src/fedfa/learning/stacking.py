@@ -26,7 +26,7 @@ def signature(value: Any) -> Hashable:
         return (type(value), *(signature(item) for item in value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return (type(value), *(signature(item) for item in vars(value).values()))
-    return value if value is None or isinstance(value, bool | int | float | str) else id(value)
+    return (type(value), value if value is None or isinstance(value, bool | int | float | str) else id(value))
 
 
 def join(values: Sequence[Any]) -> Any:

@@ -32,7 +32,12 @@ def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
         left = left.expand(right.shape[0], *left.shape)
     elif right.dim() == 2:
         right = right.expand(left.shape[0], *right.shape)
-    if left.shape[-2] * left.shape[-1] * right.shape[-1] >= _SMALL or left.device.type != "cpu":
+    rows, inner, columns = left.shape[-2], left.shape[-1], right.shape[-1]
+    # A matrix of one row or column is a vector, for which libraries have a way of its own that stacks do not take.
+    # (An inner size of one, without bias, means single multiplications: nothing is added. But in the gradients it is.)
+    nothing_added = inner == 1 and bias is None and not torch.is_grad_enabled()
+    vectors = 1 in (rows, columns) or (inner == 1 and not nothing_added)
+    if left.device.type != "cpu" or (rows * inner * columns >= _SMALL and not vectors):
         return torch.bmm(left, right) if bias is None else torch.baddbmm(bias.unsqueeze(1), left, right)
     if not torch.is_grad_enabled():
         return _one_by_one(left, right, bias)

@@ -6,7 +6,8 @@ that layer in a network as its author wrote it and captures its input, so no net
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -132,13 +133,10 @@ class SplitModel:
                 raise ModelError(f"the network has no module {name!r}{nearest(name, modules)}; its modules are {known}")
         for handle in self._watched:
             handle.remove()
-        self._watched = [modules[name].register_forward_hook(self._keep_output(name)) for name in names]
+        self._watched = [modules[name].register_forward_hook(partial(self._keep_output, name)) for name in names]
 
-    def _keep_output(self, name: str) -> Callable[[nn.Module, Any, Tensor], None]:
-        def keep(_module: nn.Module, _args: Any, output: Tensor) -> None:
-            self.outputs[name] = output
-
-        return keep
+    def _keep_output(self, name: str, _module: nn.Module, _args: Any, output: Tensor) -> None:
+        self.outputs[name] = output
 
     def state(self) -> dict[str, Tensor]:
         """Every parameter and buffer by name: the live tensors, detached from the graph.

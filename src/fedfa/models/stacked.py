@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +46,7 @@ class StackedModel(SplitModel):
     """
 
     def __init__(self, model: SplitModel, clients: int) -> None:
+        _refuse_hooks(model.module)
         images = any(isinstance(layer, nn.Conv2d) for layer in model.module.modules())
         stacked = _stacked(model.module, clients, images, "")
         originals = dict(model.module.named_parameters())
@@ -101,6 +103,21 @@ def _stacked(layer: nn.Module, clients: int, images: bool, name: str) -> nn.Modu
         raise NotStackableError(f"no stacked form of {type(layer).__name__} ({name.strip('.') or 'the network'})")
     made._forward_hooks, made._forward_pre_hooks = OrderedDict(), OrderedDict()  # they belong to the original
     return made
+
+
+def _refuse_hooks(module: nn.Module) -> None:
+    """Hooks that are not a split's own: nobody knows what they do, and they would be lost."""
+    for name, layer in module.named_modules():
+        forward = (*layer._forward_hooks.values(), *layer._forward_pre_hooks.values())
+        if layer._backward_hooks or layer._backward_pre_hooks or not all(map(_is_of_a_split, forward)):
+            raise NotStackableError(f"no stacked form of hooks (of {name or 'the network'})")
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise NotStackableError(f"no stacked form of hooks (of {name})")
+
+
+def _is_of_a_split(hook: Any) -> bool:
+    return isinstance(getattr(getattr(hook, "func", hook), "__self__", None), SplitModel)
 
 
 def _has_own_tensors(layer: nn.Module) -> bool:
@@ -171,18 +188,21 @@ class StackedFlatten(nn.Module):
 
 
 def _refuse_if_different(stacked: StackedModel, model: SplitModel, example: Tensor) -> None:
-    """Whether each of K different networks computes what it computes alone."""
-    own = {name: value.clone() for name, value in model.state().items()}
+    """Whether each of K different networks computes from inputs of its own what it computes alone, as in training."""
+    own, was_training = {name: value.clone() for name, value in model.state().items()}, model.module.training
     factors = [1 + k / stacked.clients for k in range(stacked.clients)]
-    inputs = example.to(next(iter(own.values())).device)
+    example = example.to(next(iter(own.values())).device)
+    inputs = torch.stack([example * factor for factor in factors])
     try:
         states = [{n: v * f if v.is_floating_point() else v for n, v in own.items()} for f in factors]
         stacked.load_each(states)
-        with torch.no_grad():
-            together = stacked(inputs.expand(stacked.clients, *inputs.shape))
+        stacked.module.train()
+        model.module.train()  # a network may do more then, such as draw at random
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            together = stacked(inputs)
             for k, state in enumerate(states):
                 model.load(state)
-                for one, all_ in zip(model(inputs), together, strict=True):
+                for one, all_ in zip(model(inputs[k]), together, strict=True):
                     if one.shape != all_[k].shape or not torch.allclose(one, all_[k], rtol=1e-4, atol=1e-4):
                         raise ValueError("other values come out")
     except (RuntimeError, ValueError, IndexError) as error:
@@ -190,4 +210,5 @@ def _refuse_if_different(stacked: StackedModel, model: SplitModel, example: Tens
             f"{type(model.module).__name__} does not compute the same when stacked: {str(error).splitlines()[0]}"
         ) from error
     finally:
+        model.module.train(was_training)
         model.load(own)

@@ -46,7 +46,7 @@ def main(grace: float, command: list[str]) -> int:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     box = os.getpid()
     try:
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=lambda: _die_with(box))
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=lambda: die_with(box))
     except OSError as error:
         os.write(2, f"{command[0]}: {error.strerror}\n".encode())
         return 127
@@ -130,7 +130,7 @@ def _parents() -> Iterator[tuple[int, int]]:
             yield int(process), int(parent)
 
 
-def _die_with(box: int) -> None:
+def die_with(box: int) -> None:
     """In the command, before it is what it will be: die when the box dies."""
     _control(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):

@@ -29,6 +29,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from fedfa.flower.operate.box import die_with
+
 COMMAND = "flwr-clientapp"
 PRELOAD = ("flwr.supernode.cli", "fedfa.flower.client_app", "fedfa.studies.run")
 """What every message needs."""
@@ -85,8 +87,9 @@ class WarmProcess:
         self._selector.register(wake, selectors.EVENT_READ, "signal")
         self._callers: dict[int, socket.socket] = {}
         self._asked: list[int] = []
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda caught, _: self._asked.append(caught))
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it
+                signal.signal(number, lambda caught, _: self._asked.append(caught))
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def serve(self, companion: subprocess.Popen[bytes] | None = None) -> int:
@@ -120,9 +123,10 @@ class WarmProcess:
         try:
             head, descriptors, _, _ = socket.recv_fds(connection, 4, 2)
             request = json.loads(_exactly(connection, struct.unpack("!I", head)[0]))
+            warm = os.getpid()
             process = os.fork()
             if process == 0:
-                self._become(request, descriptors)
+                self._become(request, descriptors, warm)
             connection.sendall(struct.pack("!I", process))
             connection.settimeout(None)
             self._callers[process] = connection
@@ -133,13 +137,12 @@ class WarmProcess:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _become(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> NoReturn:
+    def _become(self, request: Mapping[str, Any], descriptors: Sequence[int], warm: int) -> NoReturn:
         """In the fork: be what the caller asked for."""
         code = 1
         try:
             signal.set_wakeup_fd(-1)
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
-                signal.signal(number, signal.SIG_DFL)
+            die_with(warm)
             self._selector.close()
             self._listener.close()
             for connection in self._callers.values():
@@ -222,13 +225,16 @@ def main(folder: Path, command: list[str]) -> int:
     environment = {**os.environ, "PATH": warm_path(folder)}
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # only a process with one thread forks safely
     warm = WarmProcess(folder)
-    companion = subprocess.Popen(command, env=environment) if command else None
-    for module in PRELOAD:
-        importlib.import_module(module)
-    _make_a_step()
+    companion: subprocess.Popen[bytes] | None = None
     try:
+        companion = subprocess.Popen(command, env=environment) if command else None
+        for module in PRELOAD:
+            importlib.import_module(module)
+        _make_a_step()
         return warm.serve(companion)
     finally:
+        if companion is not None and companion.poll() is None:  # we failed, and it shall not go on alone
+            companion.terminate()
         shutil.rmtree(folder, ignore_errors=True)
 
 
