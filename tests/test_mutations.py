@@ -36,7 +36,7 @@ def in_algorithm(method: str, before: str, after: str, tests: str | None = None)
 
 
 MUTATIONS = [
-    in_algorithm("fedprox", "torch._foreach_sub(mine", "torch._foreach_add(mine"),
+    in_algorithm("fedprox", "torch._foreach_sub(list", "torch._foreach_add(list"),
     in_algorithm("feddyn", "dual, -1.0)", "dual, 1.0)"),
     in_algorithm("feddyn", "/ server.num_clients", "/ server.total.clients"),
     in_algorithm("feddyn", "- h[name] / alpha", "+ h[name] / alpha"),
@@ -62,7 +62,7 @@ MUTATIONS = [
         "alpha=-self.options.lr)\n        update = {name",
         "tests/studies/test_final_calibration.py",
     ),
-    in_algorithm("fedfa", "distance + (features", "distance - (features", "tests/algorithms/test_anchor_layers.py"),
+    in_algorithm("fedfa", "distance + square", "distance - square", "tests/algorithms/test_anchor_layers.py"),
 ]
 
 
