@@ -85,6 +85,7 @@ def _client_round(algorithm: str) -> Callable[[int], None]:
 
         return with_label
 
+    # Bound hooks and a class's method are replaced on purpose (hence the ignores), in a process that does nothing else.
     for name in HOOKS:
         hooks = lab.recipe.hooks(name)
         hooks[:] = [labelled(hook, f"{HOOK}{hook.__self__.name}: {name}") for hook in hooks]  # type: ignore[attr-defined]

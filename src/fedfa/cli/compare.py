@@ -51,12 +51,7 @@ def run_compare(
             watchers[name](record)
 
         work = Comparison(cells, jobs or available_cores(), watch)
-        try:
-            work.run()
-        except BaseException:
-            progress.stop()
-            console.print("stopped. The same command goes on from here.")
-            raise
+        progress.during(work.run)
     for busy in work.busy:
         console.print(f"left alone: {escape(busy)}, another process is working on it", soft_wrap=True)
     good = [cell for cell in cells if cell.name not in work.failed]

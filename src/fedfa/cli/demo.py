@@ -65,12 +65,7 @@ def _train(console: Console, cells: list[Cell]) -> None:
     with RoundsProgress(console) as progress:
         watchers = {cell.title: progress.add(cell.title, cell.settings.rounds) for cell in cells}
         work = Comparison(cells, len(cells), lambda cell, record: watchers[cell.title](record), stop_at_failure=True)
-        try:
-            work.run()
-        except BaseException:
-            progress.stop()
-            console.print("stopped. The same command goes on from here.")
-            raise
+        progress.during(work.run)
     if work.failed:
         reasons = "; ".join(f"{name} failed: {reason}" for name, reason in work.failed.items())
         raise FedfaError(f"{reasons}\nTo begin anew: fedfa demo --fresh")

@@ -221,12 +221,7 @@ def _run_cells(cells: Sequence[StudyCell], jobs: int | None, seconds: float | No
             watchers[cell.folder](record)
 
         work = Comparison(cells, jobs or available_cores(), watch, seconds=seconds)
-        try:
-            work.run()
-        except BaseException:
-            progress.stop()
-            console.print("stopped. The same command goes on from here.")
-            raise
+        progress.during(work.run)
     for busy in work.busy:
         console.print(f"left alone: {escape(busy)}, another process is working on it", soft_wrap=True)
     if work.out_of_time:

@@ -39,6 +39,15 @@ class RoundsProgress:
         """Leave the bars as they are."""
         self._progress.stop()
 
+    def during(self, work: Callable[[], object]) -> None:
+        """Do work that can be resumed; whatever stops it, say so under the bars."""
+        try:
+            work()
+        except BaseException:
+            self.stop()
+            self._console.print("stopped. The same command goes on from here.")
+            raise
+
     def add(self, title: str, rounds: int) -> Callable[[dict[str, Any]], None]:
         """A new bar; returns what to call with each round's record."""
         task = self._progress.add_task(title, total=rounds, accuracy="  –   ")
