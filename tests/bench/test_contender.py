@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ from fedfa.bench.contender import Contender, measure
 from fedfa.bench.record import measure_section
 from fedfa.bench.sections import Section, choose, read_peers, sections
 from fedfa.errors import SettingsError
+from tests.processes import is_running
 
 REPORT = "import os, json; from pathlib import Path; Path(os.environ['FEDFA_BENCH_RESULT']).write_text(json.dumps({}))"
 
@@ -58,19 +58,10 @@ def test_a_program_that_hangs_is_ended_with_all_it_started(tmp_path: Path) -> No
     assert found["failed"].startswith("not done after 3 s")
     child = int(note.read_text())
     for _ in range(100):
-        if not alive(child):
+        if not is_running(child):
             break
         time.sleep(0.05)
-    assert not alive(child)
-
-
-def alive(pid: int) -> bool:
-    """Whether a process is there and not only waiting to be forgotten."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    assert not is_running(child)
 
 
 def test_contenders_take_turns_and_another_one_begins_each_time(tmp_path: Path) -> None:

@@ -89,12 +89,3 @@ def equal_results(a: ClientResult, b: ClientResult) -> bool:
         for group in a.sums
     )
     return same_values and same_kept and same_sums
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process still does something; one that nobody has waited for yet does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"

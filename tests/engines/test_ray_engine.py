@@ -27,12 +27,12 @@ from tests.engines.engine_toys import (
     TROUBLED,
     batch_norm_network,
     equal_results,
-    is_running,
     laboratory,
     local_engine,
     nothing,
     plan_of,
 )
+from tests.processes import is_running
 from tests.studies.study_toys import STATEFUL, assert_same_run, small
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedfa[ray]'")

@@ -22,7 +22,6 @@ from fedfa.studies.settings import Settings
 from tests.engines.engine_toys import (
     TROUBLED,
     equal_results,
-    is_running,
     laboratory,
     local_engine,
     needs_fork,
@@ -31,6 +30,7 @@ from tests.engines.engine_toys import (
     trouble,
     workers_engine,
 )
+from tests.processes import is_running
 from tests.studies.study_toys import STATEFUL, assert_same_run, small
 
 pytestmark = needs_fork

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedfa.flower.operate.processes import Boxed, OperationError, Processes, last_words
+from tests.processes import is_running
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Flower's processes do not run on Windows")
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's parent death signal")
@@ -34,22 +35,6 @@ settle("first")
 NAMES = ("first", "detached", "orphan")
 
 
-def alive(process: int) -> bool:
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False if sys.platform == "linux" else _answers(process)
-    return state not in "ZX"
-
-
-def _answers(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def until(true: Callable[[], bool], seconds: float = 15.0) -> bool:
     deadline = time.monotonic() + seconds
     while not true():
@@ -64,7 +49,7 @@ def members(folder: Path) -> list[int]:
     files = [folder / name for name in NAMES]
     assert until(lambda: all(file.exists() and file.read_text() for file in files))
     found = [int(file.read_text()) for file in files]
-    assert all(alive(process) for process in found)
+    assert all(is_running(process) for process in found)
     return found
 
 
@@ -85,7 +70,7 @@ def test_at_the_end_of_the_block_even_those_are_gone_that_detached_themselves_an
         box = start_family(processes, tmp_path)
         family = members(tmp_path)
         assert set(family) <= set(box.processes())
-    assert not any(alive(process) for process in family)
+    assert not any(is_running(process) for process in family)
     assert box.exit_code == 128 + signal.SIGKILL
 
 
@@ -101,7 +86,7 @@ def test_they_are_gone_after_an_error_in_the_block_too(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="trouble"):
         troubled()
     assert family
-    assert not any(alive(process) for process in family)
+    assert not any(is_running(process) for process in family)
 
 
 def test_a_kill_is_immediate(processes: Processes, tmp_path: Path) -> None:
@@ -110,7 +95,7 @@ def test_a_kill_is_immediate(processes: Processes, tmp_path: Path) -> None:
     started = time.monotonic()
     box.kill()
     assert time.monotonic() - started < 5
-    assert not any(alive(process) for process in family)
+    assert not any(is_running(process) for process in family)
 
 
 OPENER = """
@@ -130,7 +115,7 @@ def test_they_do_not_outlive_whoever_started_them_however_he_dies(tmp_path: Path
         family = members(tmp_path)
         opener.send_signal(number)
         opener.wait(10)
-        assert until(lambda: not any(alive(process) for process in family))
+        assert until(lambda: not any(is_running(process) for process in family))
     finally:
         opener.kill()
         opener.wait(10)
@@ -143,7 +128,7 @@ def test_if_the_box_itself_is_killed_its_command_dies_with_it(processes: Process
     assert until(lambda: "here" in box.output())
     (sleeper,) = box.processes()
     os.kill(int(Path(f"/proc/{sleeper}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
-    assert until(lambda: not alive(sleeper), 5)
+    assert until(lambda: not is_running(sleeper), 5)
 
 
 def test_exit_codes_and_output_come_through(processes: Processes, tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ import pytest
 from fedfa.flower.operate.box import below
 from fedfa.flower.operate.processes import Processes, private_environment
 from fedfa.flower.operate.warm import can_fork, prepare_folder, warm_path
-from tests.flower.test_up_processes import alive, until
+from tests.flower.test_up_processes import until
+from tests.processes import is_running
 
 pytest.importorskip("flwr")
 pytestmark = [
@@ -47,7 +48,7 @@ def warm(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int
 
 
 def is_gone(process: int) -> bool:
-    return not alive(process)
+    return not is_running(process)
 
 
 def call(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -78,7 +79,7 @@ def test_the_fork_dies_with_its_caller_and_passes_signals_on(folder: Path, warm:
         assert until(partial(all_gone, forks), 60)
         # 3 is Flower's own code for a request to end; before it listens to such, the signal itself ends it.
         assert caller.wait(60) in ((-signal.SIGKILL,) if number == signal.SIGKILL else (3, 128 + signal.SIGTERM))
-    assert alive(warm)
+    assert is_running(warm)
 
 
 def test_without_a_warm_process_the_call_becomes_flowers_own_command(tmp_path: Path) -> None:
