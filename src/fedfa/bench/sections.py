@@ -114,7 +114,7 @@ def _cnn(rounds: int, peers: list[Contender]) -> Section:
         _loop("tuned-bf16", "tuned torch loop in bfloat16", task, rounds, 2, "--tuned", "--bfloat16", note=rounding),
         _fedfa(
             "fedavg-bf16", "fedfa, FedAvg, 2 workers, bfloat16", task, rounds, "engine.workers=2",
-            "engine.precision=bfloat16", note=rounding,
+            "local.precision=bfloat16", note=rounding,
         ),
     ]  # fmt: skip
     aims = [

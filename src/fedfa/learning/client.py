@@ -132,7 +132,9 @@ class ClientTrainer:
                 return work.guarded(work.survey)
             work.guarded(work.begin)
             work.guarded(lambda: self._steps(self._alone, work.ctx, data, [work], work.way))
-            return work.guarded(work.finish)
+            result = work.guarded(work.finish)
+        _refuse_non_finite([work], {client: result})
+        return result
 
     def train_stacked(self, plan: RoundPlan, clients: Sequence[ClientWork]) -> list[ClientResult]:
         """The part of several clients in a round, side by side where they can be; results in the order given.
@@ -158,6 +160,7 @@ class ClientTrainer:
                 for work, state in zip(group, states, strict=True):
                     self.model.load(state)
                     results[work.client] = work.guarded(work.finish)
+                _refuse_non_finite(group, results)
         return [results[work.client] for work in works]
 
     def _say_whose(self, fault: Exception, group: list[_ClientRound]) -> NoReturn:
@@ -200,10 +203,10 @@ class ClientTrainer:
             self._steps(bench, together, SideBySide([work.data for work in group]), group, way)
         finally:
             first.way.stage = way.stage
-        for k, work in enumerate(group):
+        for k, (work, own_way) in enumerate(zip(group, way.of_each(len(group)), strict=True)):
+            work.way = own_way
             work.ctx.scratch = part_of(together.scratch, k)
             work.ctx.steps, work.ctx.epoch = together.steps, together.epoch
-            work.way = LocalSteps(way.stage, way.losses, way.samples, among=k)
         return model.states()
 
     def _steps(
@@ -300,9 +303,7 @@ class _ClientRound:
         sums: Sums = {}
         for part in recipe.parts:
             sums.update({f"{part.name}/{group}": entry for group, entry in part.contribute(ctx).items()})
-        self._check_finite(sums)
         if local := clone({name: state[name] for name in state if roles[name] is Role.LOCAL}):
-            self._refuse_non_finite("its own tensors", local)
             self.kept[MODEL] = local
         if device.type != "cpu":
             sums = {group: entry.cpu() for group, entry in sums.items()}
@@ -327,8 +328,9 @@ class _ClientRound:
         sums: Sums = {}
         for part in self.trainer.recipe.parts:
             sums.update({f"{part.name}/{group}": entry.cpu() for group, entry in part.survey(ctx).items()})
-        self._check_finite(sums)
-        return ClientResult(self.client, sums, {}, 0, 0, None, time.process_time() - started)
+        result = ClientResult(self.client, sums, {}, 0, 0, None, time.process_time() - started)
+        _refuse_non_finite([self], {self.client: result})
+        return result
 
     def _context(self) -> ClientContext:
         """What the hooks may see."""
@@ -363,16 +365,22 @@ class _ClientRound:
         for call in self.trainer.recipe.hooks(hook):
             call(self.ctx)
 
-    def _check_finite(self, sums: Sums) -> None:
-        for group, entry in sums.items():
-            self._refuse_non_finite(group, entry.tensors)
 
-    def _refuse_non_finite(self, what: str, tensors: Tensors) -> None:
-        if (name := first_non_finite(tensors)) is not None:
-            raise ClientError(
-                self.client,
-                self.plan.round + 1,
-                "local training",
-                f"ended with values that are not finite (in {what}, {name}); the training diverged: lower "
-                f"local.lr (now {self.plan.local.lr:g}) or the method's coefficients",
-            )
+def _refuse_non_finite(works: Sequence[_ClientRound], results: Mapping[int, ClientResult]) -> None:
+    """Training that diverged ends here, where the client is known: one look at the numbers of all is enough mostly."""
+    named: dict[tuple[_ClientRound, str, str], Tensor] = {}
+    for work in works:
+        result = results[work.client]
+        for group, entry in result.sums.items():
+            named.update({(work, group, name): value for name, value in entry.tensors.items()})
+        local = result.kept.get(MODEL, {}) if not work.plan.survey else {}
+        named.update({(work, "its own tensors", name): value for name, value in local.items()})
+    if (bad := first_non_finite(named)) is not None:
+        work, group, name = bad
+        raise ClientError(
+            work.client,
+            work.plan.round + 1,
+            "local training",
+            f"ended with values that are not finite (in {group}, {name}); the training diverged: lower "
+            f"local.lr (now {work.plan.local.lr:g}) or the method's coefficients",
+        )

@@ -43,18 +43,18 @@ class LocalSteps:
     stage: str = "preparing"
     """Where it is, for messages."""
     losses: list[Tensor] = field(default_factory=list)
-    """The loss of each step (one number, or one for each client)."""
+    """The loss of each step (one number, or one for each client), or of all steps."""
     samples: int = 0
     """Samples seen by a client, counted once per epoch."""
-    among: int | None = None
-    """Its place among clients side by side."""
 
     def loss_of_each_step(self) -> list[float]:
-        """The client's own losses."""
-        if not self.losses:
-            return []
-        losses = torch.stack(self.losses)
-        return (losses if self.among is None else losses[:, self.among]).tolist()
+        """One client's losses."""
+        return torch.hstack(self.losses).tolist() if self.losses else []
+
+    def of_each(self, clients: int) -> list[LocalSteps]:
+        """The same of each of the clients that were side by side."""
+        losses = [[own] for own in torch.stack(self.losses, 1)] if self.losses else [[]] * clients
+        return [LocalSteps(self.stage, own, self.samples) for own in losses]
 
 
 def take_local_steps(

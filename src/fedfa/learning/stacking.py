@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -87,7 +87,6 @@ class _Samples(Protocol):
     def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
-@runtime_checkable
 class _PartOfOne(Protocol):
     """Samples that are a part of some common data."""
 
@@ -105,16 +104,19 @@ class SideBySide:
 
     def __init__(self, each: Sequence[_Samples]) -> None:
         shape = (len(each), each[0].size)
-        parts = [samples for samples in each if isinstance(samples, _PartOfOne)]
-        if len(parts) == len(each):  # one look into the common data serves all
+        if all(hasattr(samples, "at") for samples in each):  # one look into the common data serves all
+            parts = cast(Sequence[_PartOfOne], each)
             inputs, labels = parts[0].at(torch.cat([samples.positions for samples in parts]))
         else:
             everything = torch.arange(each[0].size)
             inputs, labels = (torch.cat(v) for v in zip(*(samples.batch(everything) for samples in each), strict=True))
-        self._inputs, self._labels = inputs.view(*shape, *inputs.shape[1:]), labels.view(shape)
-        self._client = torch.arange(len(each)).unsqueeze(1)
+        self._inputs, self._labels = inputs, labels
+        self._first = torch.arange(0, len(labels), each[0].size).unsqueeze(1)
+        self._shape = shape
 
     def in_order(self, order: Tensor) -> Callable[[int, int], tuple[Tensor, Tensor]]:
         """Rearranged once by positions ``[K, n]``; gives inputs ``[K, B, …]`` and labels ``[K, B]`` of a stretch."""
-        inputs, labels = self._inputs[self._client, order], self._labels.gather(1, order)
+        positions = (order + self._first).flatten()
+        inputs = self._inputs.index_select(0, positions).view(*self._shape, *self._inputs.shape[1:])
+        labels = self._labels.index_select(0, positions).view(self._shape)
         return lambda first, last: (inputs[:, first:last], labels[:, first:last])

@@ -112,8 +112,8 @@ class Total:
                 continue
             mine = self._sums[group]
             mine.weight.add_(entry.weight)
-            for name, value in entry.tensors.items():
-                mine.tensors[name].add_(value)
+            if entry.tensors:
+                torch._foreach_add_([mine.tensors[name] for name in entry.tensors], list(entry.tensors.values()))
 
     def __contains__(self, group: str) -> bool:
         return group in self._sums

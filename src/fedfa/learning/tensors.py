@@ -7,14 +7,16 @@ most once by the name of the part they belong to. One form means one checkpoint,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TypeAlias
+from collections.abc import Hashable, Mapping
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 Tensors: TypeAlias = dict[str, Tensor]
 """Named tensors, e.g. ``{"conv1.weight": …}``."""
+
+NameT = TypeVar("NameT", bound=Hashable)
 
 PartTensors: TypeAlias = dict[str, Tensors]
 """Named tensors by the part they belong to, e.g. ``{"anchors": {"anchors": …}}``."""
@@ -58,11 +60,10 @@ def unflatten(flat: Mapping[str, Tensor]) -> PartTensors:
     return nested
 
 
-def first_non_finite(tensors: Mapping[str, Tensor]) -> str | None:
+def first_non_finite(tensors: Mapping[NameT, Tensor]) -> NameT | None:
     """The name of the first tensor that holds a NaN or an infinity, if there is one."""
     floating = [value for value in tensors.values() if value.is_floating_point() and value.numel()]
     # The largest size is finite unless an element is not. One pass over each, no mask, one look at all.
-    if not floating or math.isfinite(sum(torch._foreach_norm(floating, torch.inf))):
+    if not floating or all(map(math.isfinite, torch.stack(torch._foreach_norm(floating, torch.inf)).tolist())):
         return None
-    bad = (n for n, value in tensors.items() if value.is_floating_point() and not torch.isfinite(value).all())
-    return next(bad, None)  # none if only the sum of the sizes left the range
+    return next(n for n, value in tensors.items() if value.is_floating_point() and not torch.isfinite(value).all())

@@ -44,7 +44,6 @@ class Chain:
             return None
         return cls([(layer.weight, layer.bias, relu) for layer, relu in layers])
 
-    @torch.no_grad()
     def set_gradients(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Set the gradient of the batch's mean cross-entropy; features, logits, and the loss of each network.
 
@@ -52,6 +51,10 @@ class Chain:
             x: Inputs ``[…, B, d]``.
             y: Labels ``[…, B]``.
         """
+        with torch.no_grad():  # (not as a decorator: that takes a while longer, which here counts)
+            return self._set_gradients(x, y)
+
+    def _set_gradients(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         values = [x]
         for weight, bias, relu in self.layers:
             value = product(values[-1], weight.mT, bias)
@@ -59,7 +62,7 @@ class Chain:
         logits = values[-1]
         log_shares = logits.log_softmax(-1)
         target, batch = y.unsqueeze(-1), y.shape[-1]
-        loss = log_shares.gather(-1, target).mean((-2, -1)).neg_()
+        loss = log_shares.gather(-1, target).squeeze(-1).mean(-1).neg_()
         one = torch.zeros_like(logits).scatter_(-1, target, -1 / batch)
         gradient = torch._log_softmax_backward_data(one, log_shares, -1, logits.dtype)
         for number in reversed(range(len(self.layers))):

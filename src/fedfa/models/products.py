@@ -33,10 +33,11 @@ def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     elif right.dim() == 2:
         right = right.expand(left.shape[0], *right.shape)
     rows, inner, columns = left.shape[-2], left.shape[-1], right.shape[-1]
-    # A matrix of one row or column is a vector, for which libraries have a way of its own that stacks do not take.
-    # (An inner size of one, without bias, means single multiplications: nothing is added. But in the gradients it is.)
-    nothing_added = inner == 1 and bias is None and not torch.is_grad_enabled()
-    vectors = 1 in (rows, columns) or (inner == 1 and not nothing_added)
+    if inner == 1 and bias is None and not torch.is_grad_enabled():  # nothing is added. (But in the gradients it is.)
+        return left * right
+    # A matrix of one column is a vector, for which libraries have a way of its own that stacks do not take; and so is
+    # one of one row, unless it is stored as a row: then stacks go the same way.
+    vectors = 1 in (inner, columns) or (rows == 1 and left.stride()[-2:] != (inner, 1))
     if left.device.type != "cpu" or (rows * inner * columns >= _SMALL and not vectors):
         return torch.bmm(left, right) if bias is None else torch.baddbmm(bias.unsqueeze(1), left, right)
     if not torch.is_grad_enabled():

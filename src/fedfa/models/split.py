@@ -167,9 +167,9 @@ class SplitModel:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy values into the network's tensors; names that are not given stay as they are."""
         if tensors:
-            state = self.state()
+            live = {name: holder[key] for name, holder, key in self._places()}
             with torch.no_grad():
-                torch._foreach_copy_([state[name] for name in tensors], list(tensors.values()))
+                torch._foreach_copy_([live[name] for name in tensors], list(tensors.values()))
 
     def buffer_names(self) -> set[str]:
         """Names of the tensors that are not trained (BatchNorm's running statistics)."""

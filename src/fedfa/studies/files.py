@@ -38,10 +38,16 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
-    """Add a record to a file of JSON lines, and flush it to the disk: a checkpoint that counts it may follow."""
+    """Add a record to a file of JSON lines. It outlives this process, but not yet the machine: see :func:`settle`."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(record, allow_nan=False) + "\n")
-        file.flush()
+
+
+def settle(path: Path) -> None:
+    """Flush what was appended to a file to the disk, before something that counts on it is written."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:  # some systems flush only what is open for writing
         os.fsync(file.fileno())
 
 

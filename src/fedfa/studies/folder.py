@@ -29,7 +29,15 @@ from fedfa.errors import RunError
 from fedfa.insight.records import InsightRecords
 from fedfa.learning.server import ServerState
 from fedfa.learning.tensors import PartTensors, Tensors, flatten, unflatten
-from fedfa.studies.files import append_line, load_tensors, read_lines, save_tensors, write_atomically, write_lines
+from fedfa.studies.files import (
+    append_line,
+    load_tensors,
+    read_lines,
+    save_tensors,
+    settle,
+    write_atomically,
+    write_lines,
+)
 from fedfa.studies.settings import Settings, read_toml
 
 _CLIENTS = "kept_by_clients"
@@ -148,7 +156,7 @@ class RunFolder:
         write_atomically(self.path / "config.toml", settings.to_toml())
 
     def append_metrics(self, record: dict[str, Any]) -> None:
-        """Add a round's record."""
+        """Add a round's record; it is safe from a power failure from the next checkpoint on."""
         append_line(self.path / "metrics.jsonl", record)
 
     def save_kept(self, client: int, round: int, kept: PartTensors) -> None:
@@ -167,6 +175,7 @@ class RunFolder:
 
     def checkpoint(self, state: ServerState) -> None:
         """Commit the state after a round."""
+        self._settle()
         self._obsolete = [self._client_file(c, self._versions[c]) for c in self._unsaved if c in self._versions]
         self._versions |= self._unsaved
         self._unsaved = {}
@@ -179,6 +188,7 @@ class RunFolder:
 
     def finish(self, state: ServerState, summary: dict[str, Any]) -> None:
         """Write the result; ``summary.json`` last, so that its presence means the run is whole."""
+        self._settle()
         save_tensors(self.path / "model.safetensors", state.model)
         save_tensors(self.path / "server.safetensors", state.to_tensors())
         write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
@@ -203,6 +213,10 @@ class RunFolder:
     # -- inside -----------------------------------------------------------------------------------------------
     def _client_file(self, client: int, version: int) -> Path:
         return self.path / "clients" / f"{client}.round{version}.safetensors"
+
+    def _settle(self) -> None:
+        settle(self.path / "metrics.jsonl")
+        settle(self.insight.lines)
 
     def _cut_metrics(self, rounds: int) -> None:
         write_lines(self.path / "metrics.jsonl", [record for record in self.metrics() if record["round"] <= rounds])
