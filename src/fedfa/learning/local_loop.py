@@ -6,9 +6,9 @@ It serves a client alone, with inputs ``[B, …]`` and a scalar loss, and severa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,31 +29,20 @@ class Batches(Protocol):
         """Inputs ready for the network, and labels, at these positions."""
 
 
-def _in_order(data: Batches | SideBySide, order: Tensor) -> Callable[[int, int], tuple[Tensor, Tensor]]:
-    """Inputs and labels of a stretch of the order."""
-    if isinstance(data, SideBySide):
-        return data.in_order(order)
-    return lambda first, last: data.batch(order[first:last])
-
-
 @dataclass
 class LocalSteps:
     """A client's way through its local steps, and what remains of it."""
 
     stage: str = "preparing"
     """Where it is, for messages."""
-    losses: list[Tensor] = field(default_factory=list)
-    """The loss of each step (one number, or one for each client), or of all steps."""
+    losses: Tensor | None = None
+    """The loss of each step in any order, ``[steps]``, or ``[steps, K]`` of K clients; None if there was no step."""
     samples: int = 0
     """Samples seen by a client, counted once per epoch."""
 
-    def loss_of_each_step(self) -> list[float]:
-        """One client's losses."""
-        return torch.hstack(self.losses).tolist() if self.losses else []
-
     def of_each(self, clients: int) -> list[LocalSteps]:
         """The same of each of the clients that were side by side."""
-        losses = [[own] for own in torch.stack(self.losses, 1)] if self.losses else [[]] * clients
+        losses = [None] * clients if self.losses is None else self.losses.unbind(1)
         return [LocalSteps(self.stage, own, self.samples) for own in losses]
 
 
@@ -83,18 +72,14 @@ def take_local_steps(
     epochs = local.epochs if local.steps is None else -(-local.steps // max(1, ctx.batches_per_epoch))
     one: Tensor | None = None
     chain = None if change_logits or change_loss else ctx.model.chain  # then the loss is the cross-entropy alone
+    losses: list[Tensor] = []  # of each step; or of each of its samples
     for epoch in range(epochs):
         ctx.epoch = epoch
         orders = [shuffle.permutation(ctx.size) for shuffle in shuffles]
         order = torch.from_numpy(np.stack(orders) if ctx.label_counts.dim() > 1 else orders[0])
-        samples = _in_order(data, order)
-        for number in range(ctx.batches_per_epoch):
-            if ctx.steps == local.steps:
-                break
+        left = ctx.batches_per_epoch if local.steps is None else min(ctx.batches_per_epoch, local.steps - ctx.steps)
+        for number, (index, x, y) in zip(range(left), _batches(data, order, local.batch_size), strict=False):
             way.stage = f"local training (epoch {epoch + 1}, batch {number + 1})"
-            first, last = number * local.batch_size, (number + 1) * local.batch_size
-            index = order[..., first:last]
-            x, y = samples(first, last)
             x, y = x.to(device), y.to(device)
             if chain is not None:
                 features, logits, loss = chain.set_gradients(x.flatten(y.dim()), y)
@@ -119,13 +104,32 @@ def take_local_steps(
                 hook(ctx, batch)
             optimiser.step()
             ctx.steps += 1
-            way.losses.append(loss.detach())
+            losses.append(loss.detach())
             way.samples += index.shape[-1]
             for hook in after_step:
                 hook(ctx, batch)
         way.stage = "after epoch"
         for hook in after_epoch:
             hook(ctx)
+    if losses:
+        way.losses = torch.stack(losses) if chain is None else _means(losses)
+
+
+def _batches(data: Batches | SideBySide, order: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Positions, inputs and labels of one batch after the other."""
+    positions = torch.split(order, size, -1)
+    if isinstance(data, SideBySide):
+        inputs, labels = data.in_order(order)
+        return zip(positions, torch.split(inputs, size, 1), torch.split(labels, size, 1), strict=True)
+    return ((index, *data.batch(index)) for index in positions)
+
+
+def _means(losses: Sequence[Tensor]) -> Tensor:
+    """The mean over each step's batch; of all steps with batches of one size at once."""
+    by_size: dict[int, list[Tensor]] = {}
+    for each in losses:
+        by_size.setdefault(each.shape[-1], []).append(each)
+    return torch.cat([torch.stack(group).mean(-1) for group in by_size.values()])
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Protocol, cast
 
 import torch
@@ -114,9 +114,8 @@ class SideBySide:
         self._first = torch.arange(0, len(labels), each[0].size).unsqueeze(1)
         self._shape = shape
 
-    def in_order(self, order: Tensor) -> Callable[[int, int], tuple[Tensor, Tensor]]:
-        """Rearranged once by positions ``[K, n]``; gives inputs ``[K, B, …]`` and labels ``[K, B]`` of a stretch."""
+    def in_order(self, order: Tensor) -> tuple[Tensor, Tensor]:
+        """Rearranged by positions ``[K, n]``: inputs ``[K, n, …]`` and labels ``[K, n]``."""
         positions = (order + self._first).flatten()
         inputs = self._inputs.index_select(0, positions).view(*self._shape, *self._inputs.shape[1:])
-        labels = self._labels.index_select(0, positions).view(self._shape)
-        return lambda first, last: (inputs[:, first:last], labels[:, first:last])
+        return inputs, self._labels.index_select(0, positions).view(self._shape)

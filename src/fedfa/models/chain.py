@@ -45,7 +45,7 @@ class Chain:
         return cls([(layer.weight, layer.bias, relu) for layer, relu in layers])
 
     def set_gradients(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Set the gradient of the batch's mean cross-entropy; features, logits, and the loss of each network.
+        """Set the gradient of the batch's mean cross-entropy; features, logits, and the loss of each sample.
 
         Args:
             x: Inputs ``[…, B, d]``.
@@ -62,7 +62,7 @@ class Chain:
         logits = values[-1]
         log_shares = logits.log_softmax(-1)
         target, batch = y.unsqueeze(-1), y.shape[-1]
-        loss = log_shares.gather(-1, target).squeeze(-1).mean(-1).neg_()
+        losses = log_shares.gather(-1, target).squeeze_(-1).neg_()
         one = torch.zeros_like(logits).scatter_(-1, target, -1 / batch)
         gradient = torch._log_softmax_backward_data(one, log_shares, -1, logits.dtype)
         for number in reversed(range(len(self.layers))):
@@ -73,8 +73,8 @@ class Chain:
             if number:
                 gradient = product(gradient, weight)
                 if self.layers[number - 1][2]:
-                    gradient = torch.ops.aten.threshold_backward.default(gradient, values[number], 0)
-        return values[-2], logits, loss
+                    gradient.masked_fill_(values[number] <= 0, 0)
+        return values[-2], logits, losses
 
 
 def _leaves(module: nn.Module) -> Iterator[nn.Module]:
