@@ -105,3 +105,22 @@ def test_a_section_that_does_not_exist_is_refused_with_the_nearest_name() -> Non
     assert choose(known, []) == known
     with pytest.raises(SettingsError, match=r"no benchmark 'ccn'.*cnn"):
         choose(known, ["ccn"])
+
+
+def test_a_contender_that_fails_gets_a_second_chance_and_no_third(tmp_path: Path) -> None:
+    once = f"""
+import pathlib, sys
+mark = pathlib.Path({str(tmp_path)!r}) / "tried"
+if not mark.exists():
+    mark.touch(); sys.exit("bad luck")
+"""
+    lucky = Contender(
+        "lucky", "Lucky", (sys.executable, "-c", once + REPORT.format("{'seconds': [1.0], 'first': 2.0}"))
+    )
+    never = Contender("never", "Never", (sys.executable, "-c", "raise SystemExit('out of luck')"))
+    news: list[str] = []
+    record = measure_section(Section("s", "S", [lucky, never]), 1, tmp_path, news.append)
+    measured = {one["name"]: one["measurements"] for one in record["contenders"]}
+    assert [one.get("seconds") for one in measured["lucky"]] == [[1.0]]
+    assert measured["never"] == [{"failed": "exit code 1: out of luck"}]
+    assert sum("once more" in line for line in news) == 2

@@ -58,7 +58,7 @@ def test_the_work_of_a_round_is_counted_as_fedfa_counts_it(place: Path) -> None:
     assert CNN.sample_steps == 30_000
 
 
-@pytest.mark.parametrize("flags", [[], ["--tuned"]])
+@pytest.mark.parametrize("flags", [[], ["--tuned"], ["--tuned", "--without", "memory", "--without", "fused"]])
 def test_the_loop_reports_all_rounds_but_the_first(place: Path, flags: list[str]) -> None:
     loop.main(["--task", "mlp", "--rounds", "4", "--processes", "1", *flags])
     seconds = reported(place)["seconds"]

@@ -21,13 +21,13 @@ LIMIT = 600.0
 """Seconds after which a run of a test has failed. On an idle machine none takes a tenth of it."""
 
 
-def quick_settings(recipe: str, rounds: int, sites: int, **others: Any) -> Settings:
-    """Digits over the sites, a small network, one epoch."""
+def quick_settings(recipe: str, rounds: int, sites: int, *, data: str = "digits", **others: Any) -> Settings:
+    """A data set over the sites, a small network, one epoch."""
     return Settings.resolve(
         {
             "rounds": rounds,
             "device": "cpu",
-            "data": {"name": "digits", "clients": sites, "partition": "shards:4"},
+            "data": {"name": data, "clients": sites, "partition": "shards:4"},
             "model": {"name": "mlp", "options": {"hidden": [16]}},
             "cohort": {"clients": sites},
             "local": {"epochs": 1, "lr": 0.1, "batch_size": 32, **others},

@@ -16,6 +16,7 @@ import torch
 from fedfa.flower.server_app import make_server_app
 from fedfa.flower.settings import RunConfig
 from fedfa.learning.tensors import Tensors
+from fedfa.report.html.write import Reporter
 from fedfa.studies.files import load_tensors
 from fedfa.studies.run import RunResult, run
 from tests.flower import small_sites
@@ -67,6 +68,19 @@ def test_flower_and_the_simulator_agree_to_the_bit(recipe: str, tmp_path: Path, 
         there = kept_on_sites(tmp_path, flower)
         assert there.keys() == kept.keys()
         assert all(equal_tensors(there[name], kept[name]) for name in kept)
+
+
+def test_the_report_is_the_simulators(tmp_path: Path, data_dir: Path) -> None:
+    """One page with both: the same curve, and a federation's folder is a run folder like any other."""
+    config = {"algorithm": "fedfa", "rounds": 2}
+    flower = federate(tmp_path, {**config, "data.dir": str(data_dir)}, SITES)
+    simulated = simulate(tmp_path, config, data_dir)
+    reporter = Reporter([flower, simulated.folder], tmp_path / "report.html", (), True, "")
+    assert not reporter.write().problems
+    over_flower, here = reporter.runs()
+    assert [record["accuracy"] for record in over_flower.evaluated] == [record["accuracy"] for record in here.evaluated]
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert f"{100 * simulated.final_accuracy:.2f}" in page
 
 
 def test_anchors_move_and_the_model_learns(tmp_path: Path, data_dir: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +13,12 @@ from typing import Any
 
 import pytest
 from flwr.app import Message
+from flwr.supercore.run import Run
+from flwr.superlink.grid.http_grid import HttpGrid
 
 from fedfa.errors import FederationError, RunError, SettingsError
 from fedfa.flower.messages import read_announcement
+from fedfa.flower.post import Post
 from fedfa.studies.files import load_tensors
 from tests.flower.loopback import LoopbackGrid, turn
 from tests.flower.small_sites import SITES, serve, simulate, small_grid
@@ -46,6 +51,16 @@ def test_the_run_begins_with_a_quorum_and_a_late_site_joins(tmp_path: Path) -> N
     cohorts = [set(record["cohort"]) for record in timeless(flower)]
     assert cohorts[0] == {0, 1, 2}
     assert cohorts[-1] == {0, 1, 2, 3}
+
+
+def test_a_superlink_out_of_reach_is_not_tried_for_ever() -> None:
+    """Flower's own connection, to a port at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    grid = HttpGrid(f"127.0.0.1:{port}", insecure=True, token="any")
+    grid.set_run(Run.create_empty(1))
+    with contextlib.closing(grid), pytest.raises(FederationError, match=r"has not answered for 2 s .* last checkpoint"):
+        Post(grid, link_seconds=2.0).nodes()
 
 
 def test_a_cohort_does_not_depend_on_who_is_there(tmp_path: Path) -> None:

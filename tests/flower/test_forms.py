@@ -12,7 +12,7 @@ from torch import nn
 from fedfa.algorithms.registry import methods
 from fedfa.data import DataSet
 from fedfa.engines.local import LocalEngine
-from fedfa.flower.checks import Expected, form_of, work_of
+from fedfa.flower.checks import Expected, form_of, largest_norm
 from fedfa.flower.cost import SERVER, STAGES, WAITING, cost_of_rounds
 from fedfa.flower.messages import BadMessageError, SiteResult
 from fedfa.learning.client import ClientResult, ClientTrainer
@@ -50,7 +50,7 @@ def two_rounds(lab: Laboratory) -> list[tuple[Expected, ClientResult]]:
         if done and not lab.recipe.surveys:
             return found
         plan = replace(lab.plan(state, lab.settings.local.in_round(state.round)), survey=done)
-        expected = Expected("ab" * 16, plan, form_of(trainer, plan, example), lab.recipe)
+        expected = Expected("ab" * 16, plan, form_of(trainer, plan, example), lab.recipe, largest_norm(0, plan.model))
         total = Total(keep_each=lab.recipe.needs_each)
         for result in local.train(plan, lab.cohort(state.round), lambda client: kept.get(client, {})):
             found.append((expected, result))
@@ -107,7 +107,7 @@ def test_the_work_of_a_client_follows_from_its_plan(
             return blobs.train.inputs[positions], blobs.train.labels[positions]
 
     result = trainer.train(lab.plan(lab.initial_state(), local), 0, Data(), {})
-    assert work_of(local, samples) == (result.steps, result.sample_steps)
+    assert local.work_on(samples) == (result.steps, result.sample_steps)
 
 
 def test_the_cost_of_a_round_is_told_by_stage(tmp_path: Path) -> None:

@@ -7,12 +7,14 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from flwr.app import Array, Error, Message
 
 from fedfa.engines.engine import Engine
+from fedfa.errors import FederationError
 from fedfa.flower.messages import NUMPY, array_of, tensor_of
 from fedfa.learning.client import ClientResult, RoundPlan
 from fedfa.learning.tensors import PartTensors
@@ -89,7 +91,7 @@ BAD = {
     "negative weight": (array("scaffold/model#weight", lambda w: -w), "negative"),
     "huge weight": (array("scaffold/model#weight", lambda w: w * 1e6), "more than its"),
     "weight of another shape": (array("scaffold/model#weight", lambda w: w.expand(4, 1)), "the weight of"),
-    "huge norm": (array(WEIGHT, lambda t: t + 1e4), "federation.norm_limit"),
+    "huge norm": (array(WEIGHT, lambda t: t + 1e6), "federation.norm_limit"),
     "huge norm without weight": (weightless_but_huge, "norm of scaffold/model is inf"),
     "old round": (value("round", 0), "it belongs to round 1, not 2"),
     "other run": (value("run", "00" * 16), "another run"),
@@ -143,7 +145,7 @@ def test_a_bad_update_is_rejected_and_leaves_no_trace(
     grid = small_grid(tmp_path, spoiling(change))
     node = next(node for node, config in grid.sites.items() if config["partition-id"] == BAD_SITE)
     with caplog.at_level(logging.WARNING, "fedfa"):
-        flower = serve(tmp_path / "run", grid, federation__norm_limit=100.0)
+        flower = serve(tmp_path / "run", grid)
     (line,) = [record.getMessage() for record in caplog.records if "rejected" in record.getMessage()]
     assert line.startswith(f"round 2: update of node {node} (site {BAD_SITE}) rejected: ")
     assert re.search(problem, line)
@@ -155,6 +157,15 @@ def test_a_bad_update_is_rejected_and_leaves_no_trace(
     for record, expected in zip(records, timeless(without_it), strict=True):
         del record["federation"], record["bytes_down"], expected["bytes_down"]  # it was sent to the bad site too
         assert record == expected
+
+
+def test_a_norm_limit_of_ones_own_holds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    limits: dict[str, Any] = {"federation__norm_limit": 1e-9, "federation__attempts": 1}
+    with (
+        caplog.at_level(logging.WARNING, "fedfa"),
+        pytest.raises(FederationError, match=r"1e-09 \(federation.norm"),
+    ):
+        serve(tmp_path / "run", small_grid(tmp_path), **limits)
 
 
 def test_a_site_that_fails_tells_why_and_the_round_goes_on(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -80,7 +81,7 @@ def measure(contender: Contender, arrays: Path) -> dict[str, Any]:
             report: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
             return {**report, "memory_mb": memory, "processes": processes}
         said = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        last = next((line.strip() for line in reversed(said) if line.strip()), "it said nothing")
+        last = next((line.strip() for line in reversed(said) if re.search(r"\w", line)), "it said nothing")
         return {"failed": f"{problem or f'exit code {process.returncode}'}: {last[-300:]}"}
 
 

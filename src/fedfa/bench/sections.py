@@ -45,6 +45,13 @@ class Section:
 ROUNDS = {"cnn": 6, "mlp": 60}
 QUICK_ROUNDS = {"cnn": 3, "mlp": 10}
 """With the warm-up round."""
+WORDS = {
+    "channels-last": "channels-last tensors",
+    "pool-first": "pooling before ReLU",
+    "fused": "the fused optimiser",
+    "memory": "keeping freed memory",
+}
+"""The gains of the tuned loop, see :mod:`fedfa.bench.loop`."""
 METHODS = ("fedavg", "fedfa", "moon", "fedproc", "scaffold")
 CLIENTS = (100, 1_000, 10_000, 100_000, 1_000_000)
 COHORTS = (10, 30, 100, 300, 1_000, 3_000)
@@ -63,6 +70,7 @@ def sections(quick: bool = False, peers: Path | None = None) -> list[Section]:
     others = {name: read_peers(peers, name, rounds[name]) if peers else [] for name in TASKS}
     return [
         _cnn(rounds["cnn"], others["cnn"]),
+        _gains(rounds["cnn"]),
         _mlp(rounds["mlp"], others["mlp"]),
         _methods(rounds["cnn"]),
         *_scaling(quick),
@@ -127,6 +135,19 @@ def _cnn(rounds: int, peers: list[Contender]) -> Section:
     return Section("cnn", "The paper's CNN on Fashion-MNIST, 10 of 100 clients", contenders, task, aims)
 
 
+def _gains(rounds: int) -> Section:
+    task = TASKS["cnn"]
+    contenders = [
+        _loop("tuned", "tuned torch loop, 2 processes", task, rounds, 2, "--tuned"),
+        *(
+            _loop(gain, f"without {words}", task, rounds, 2, "--tuned", "--without", gain)
+            for gain, words in WORDS.items()
+        ),
+        _loop("loop", "without any: the plain loop", task, rounds, 2),
+    ]
+    return Section("gains", "What each gain is worth: the tuned loop without it", contenders, task)
+
+
 def _mlp(rounds: int, peers: list[Contender]) -> Section:
     task = TASKS["mlp"]
     contenders = [
@@ -135,7 +156,8 @@ def _mlp(rounds: int, peers: list[Contender]) -> Section:
         _fedfa("each", "fedfa, clients one by one", task, rounds, "engine.workers=1", "engine.execution=each"),
         _fedfa("each-2", "fedfa, clients one by one, 2 workers", task, rounds, "engine.workers=2",
                "engine.execution=each"),
-        _fedfa("stacked", "fedfa, clients stacked", task, rounds, "engine.workers=1", "engine.execution=stacked"),
+        # More rounds, so that it is measured as long as the others are.
+        _fedfa("stacked", "fedfa, clients stacked", task, 5 * rounds, "engine.workers=1", "engine.execution=stacked"),
         *peers,
     ]  # fmt: skip
     aims = [

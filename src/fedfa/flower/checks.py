@@ -17,7 +17,6 @@ from torch import Tensor
 
 from fedfa.flower.messages import BadMessageError, SiteResult
 from fedfa.learning.client import ClientTrainer, RoundPlan
-from fedfa.learning.part import LocalTraining
 from fedfa.learning.recipe import Recipe
 from fedfa.learning.sums import WeightedSum
 from fedfa.learning.tensors import first_non_finite
@@ -79,7 +78,8 @@ class Expected:
     plan: RoundPlan
     form: Form
     recipe: Recipe
-    norm_limit: float = 0.0
+    norm_limit: float
+    """The largest norm of the base part's mean update."""
 
     def check(self, reply: SiteResult, client: int, samples: int) -> None:
         """Refuse an update that is not what this client can have sent in this round.
@@ -110,12 +110,12 @@ class Expected:
         most = max(1, samples, reply.result.sample_steps)
         for group, entry in sums.items():
             self._check_group(group, entry, most)
-            if self.norm_limit and group.startswith(base):
+            if group.startswith(base):
                 self._check_norm(group, entry)
 
     def _check_work(self, reply: SiteResult, samples: int) -> None:
         """Steps and samples follow from the plan and the number of samples; nothing else is plausible."""
-        steps, seen = (0, 0) if self.plan.survey else work_of(self.plan.local, samples)
+        steps, seen = (0, 0) if self.plan.survey else self.plan.local.work_on(samples)
         if (reply.result.steps, reply.result.sample_steps) != (steps, seen):
             raise BadMessageError(
                 f"it tells of {reply.result.steps} steps over {reply.result.sample_steps} samples; a client with "
@@ -151,20 +151,17 @@ class Expected:
         norm = math.sqrt(squares) / weight if weight else math.inf if squares else 0.0
         if norm > self.norm_limit:
             raise BadMessageError(
-                f"the norm of {group} is {norm:.4g}, more than federation.norm_limit = {self.norm_limit:g}"
+                f"the norm of {group} is {norm:.4g}, more than {self.norm_limit:g} (federation.norm_limit)"
             )
 
 
-def work_of(local: LocalTraining, samples: int) -> tuple[int, int]:
-    """Optimiser steps, and samples seen in them, of a client with so many samples.
+def largest_norm(asked: float, model: Mapping[str, Tensor]) -> float:
+    """The limit for updates of a model: what was asked for; or where nothing was, what only nonsense exceeds.
 
     Example:
-        >>> work_of(LocalTraining(epochs=2, batch_size=4, lr=0.1, momentum=0, weight_decay=0), 10)
-        (6, 20)
+        >>> largest_norm(0, {"weight": torch.tensor([3.0, 4.0])})
+        500.0
     """
-    per_epoch = samples // local.batch_size if local.drop_last else -(-samples // local.batch_size)
-    seen = per_epoch * local.batch_size if local.drop_last else samples
-    if local.steps is None:
-        return local.epochs * per_epoch, local.epochs * seen
-    whole, rest = divmod(local.steps, per_epoch) if per_epoch else (0, 0)
-    return whole * per_epoch + rest, whole * seen + min(rest * local.batch_size, seen)
+    if asked:
+        return asked
+    return 100 * max(1.0, math.sqrt(sum(float(value.double().square().sum()) for value in model.values())))

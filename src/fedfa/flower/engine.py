@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from fedfa.errors import FederationError
-from fedfa.flower.checks import Expected, form_of
+from fedfa.flower.checks import Expected, form_of, largest_norm
 from fedfa.flower.directory import Directory
 from fedfa.flower.messages import (
     BadMessageError,
@@ -119,7 +119,7 @@ class FlowerEngine:
         """
         started = time.monotonic()
         form = form_of(self._trainer, plan, self._example)
-        expected = Expected(self.run, plan, form, self.lab.recipe, self.settings.norm_limit)
+        expected = Expected(self.run, plan, form, self.lab.recipe, largest_norm(self.settings.norm_limit, plan.model))
         now = _Round(plan, expected, list(clients), len(clients))
         needed = max(1, math.ceil(self.settings.quorum * len(clients)))
         letters = _Letters(self, plan, kept)

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
+import httpx
+
+from fedfa.errors import FederationError
 from fedfa.flower.environment import hush
 
 hush()
@@ -19,6 +23,9 @@ from flwr.serverapp import Grid  # noqa: E402
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # noqa: E402
 
 log = logging.getLogger("fedfa")
+
+AskT = ParamSpec("AskT")
+AnswerT = TypeVar("AnswerT")
 
 _MALFORMED = (DecodeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What reading bytes of a stranger can end in. Troubles of the connection, and the end of the run, are none of them."""
@@ -39,15 +46,33 @@ class Post:
     Args:
         grid: Flower's.
         poll_seconds: How often to look for replies.
+        link_seconds: How long the SuperLink may be out of reach.
     """
 
-    def __init__(self, grid: Grid, poll_seconds: float = 0.25) -> None:
-        self.grid, self.poll_seconds = grid, poll_seconds
+    def __init__(self, grid: Grid, poll_seconds: float = 0.25, link_seconds: float = 300.0) -> None:
+        self.grid, self.poll_seconds, self.link_seconds = grid, poll_seconds, link_seconds
         self._one_by_one = False
+        # Flower's own grid tries for ever, and has no setting for it; its runtime, too, sets the limits here.
+        if (tries := getattr(grid, "_retry_invoker", None)) is not None:
+            tries.max_time = link_seconds
 
     def nodes(self) -> set[int]:
         """The nodes that are there now."""
-        return set(self.grid.get_node_ids())
+        return set(self._call(self.grid.get_node_ids))
+
+    def _call(self, ask: Callable[AskT, AnswerT], *args: AskT.args, **kwargs: AskT.kwargs) -> AnswerT:
+        """Ask the SuperLink.
+
+        Raises:
+            FederationError: It does not answer.
+        """
+        try:
+            return ask(*args, **kwargs)
+        except httpx.HTTPError as error:
+            raise FederationError(
+                f"the SuperLink has not answered for {self.link_seconds:g} s (federation.link_seconds; "
+                f"{type(error).__name__}: {error}). The run goes on from its last checkpoint when it is started again"
+            ) from error
 
     def send(self, letters: Mapping[int, RecordDict], kind: str, group: str, seconds: float) -> Mailing:
         """Send content to nodes; the replies are for :meth:`Mailing.replies`.
@@ -63,7 +88,7 @@ class Post:
             Message(letters[node], dst_node_id=node, message_type=kind, ttl=max(seconds, 1.0), group_id=group)
             for node in nodes
         ]
-        sent = list(self.grid.push_messages(messages)) if messages else []
+        sent = list(self._call(self.grid.push_messages, messages)) if messages else []
         open_messages = {number: node for number, node in zip(sent, nodes, strict=False) if number}
         refused = [node for node in nodes if node not in open_messages.values()]
         return Mailing(self, open_messages, refused)
@@ -76,7 +101,7 @@ class Post:
         """
         if not self._one_by_one:
             try:
-                return list(self.grid.pull_messages(list(numbers))), {}
+                return list(self._call(self.grid.pull_messages, list(numbers))), {}
             except _MALFORMED as error:
                 log.warning("a reply cannot be read (%s: %s)", type(error).__name__, error)
                 self._one_by_one = True
@@ -84,7 +109,7 @@ class Post:
         unreadable: dict[str, str] = {}
         for number in numbers:
             try:
-                came += self.grid.pull_messages([number])
+                came += self._call(self.grid.pull_messages, [number])
             except _MALFORMED as error:
                 unreadable[number] = f"its reply cannot be read ({type(error).__name__}: {error})"
         return came, unreadable

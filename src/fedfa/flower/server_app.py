@@ -88,7 +88,7 @@ def federate(
     config.check()
     federation = config.federation
     out = run_folder(federation, run_id)
-    post = Post(grid, federation.poll_seconds)
+    post = Post(grid, federation.poll_seconds, federation.link_seconds)
     directory = Directory(post)
     sites = _gather(directory, federation)
     own_data = directory.input_shape is not None

@@ -42,11 +42,14 @@ class FederationSettings(Section):
     evaluation: Literal["server", "sites", "both"] = "server"
     """Where the global model is tested: on the server's test data, on the sites' own, or on both."""
     norm_limit: float = Field(0, ge=0)
-    """The largest L2 norm of a site's mean update; longer ones are rejected. 0: no limit."""
+    """The largest L2 norm of a site's mean update; longer ones are rejected. 0: a hundred times the norm of the model
+    it began with (of 1, if that is smaller), which only nonsense exceeds; ``inf``: no limit."""
     lost_state: Literal["renew", "refuse"] = "renew"
     """A site that lost what it kept between rounds begins anew, with a warning; or does not take part."""
     poll_seconds: float = Field(0.25, gt=0)
     """How often the server looks for replies."""
+    link_seconds: float = Field(300, gt=0)
+    """How long the server's app tries to reach the SuperLink before the run ends; it can be resumed."""
 
 
 class RunConfig:

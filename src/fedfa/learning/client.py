@@ -337,8 +337,6 @@ class _ClientRound:
         model, plan, device = self.trainer.model, self.plan, self.trainer.device
         start = {**plan.model, **self.kept.get(MODEL, {})}
         start = {name: value.to(device) for name, value in start.items()}
-        size, batch_size = self.data.size, plan.local.batch_size
-        batches = size // batch_size if plan.local.drop_last else -(-size // batch_size)
         return ClientContext(
             client=self.client,
             round=plan.round,
@@ -352,11 +350,11 @@ class _ClientRound:
             },
             kept=self.kept,
             local=plan.local,
-            size=size,
+            size=self.data.size,
             label_counts=self.data.label_counts.to(device),
             num_classes=model.num_classes,
             draws=partial(stream, plan.seed, "client", plan.round, self.client),
-            batches_per_epoch=batches,
+            batches_per_epoch=plan.local.batches_on(self.data.size),
             data=self.data,
         )
 

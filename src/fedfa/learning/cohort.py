@@ -12,7 +12,9 @@ from fedfa.learning.random import stream
 Selection = Literal["uniform", "size", "authors"]
 
 
-def choose_cohort(sizes: np.ndarray, count: int, selection: Selection, seed: int, round: int) -> list[int]:
+def choose_cohort(
+    sizes: np.ndarray, count: int, selection: Selection, seed: int, round: int, holders: np.ndarray | None = None
+) -> list[int]:
     """Draw the clients of a round, without replacement, in the order in which their results are summed.
 
     Clients without samples are never drawn.
@@ -24,8 +26,9 @@ def choose_cohort(sizes: np.ndarray, count: int, selection: Selection, seed: int
             uniform from a generator seeded with ``seed + round``, as the paper's published code does.
         seed: Seed of the training.
         round: Counted from 0.
+        holders: The clients with samples, where somebody has looked already.
     """
-    candidates = np.flatnonzero(sizes > 0)
+    candidates = np.flatnonzero(sizes) if holders is None else holders
     if count > len(candidates):
         raise SettingsError(
             f"a cohort of {count} clients was asked for, but only {len(candidates)} of {len(sizes)} hold samples; "

@@ -92,8 +92,25 @@ class LocalTraining:
 
     def steps_on(self, size: int) -> int:
         """Optimiser steps a client with so many samples makes in its epochs."""
-        batches = size // self.batch_size if self.drop_last else -(-size // self.batch_size)
-        return self.epochs * batches
+        return self.epochs * self.batches_on(size)
+
+    def batches_on(self, size: int) -> int:
+        """Batches of an epoch over so many samples."""
+        return size // self.batch_size if self.drop_last else -(-size // self.batch_size)
+
+    def work_on(self, size: int) -> tuple[int, int]:
+        """Optimiser steps, and samples seen in them, of a client with so many samples.
+
+        Example:
+            >>> LocalTraining(epochs=2, batch_size=4, lr=0.1, momentum=0, weight_decay=0).work_on(10)
+            (6, 20)
+        """
+        batches = self.batches_on(size)
+        seen = batches * self.batch_size if self.drop_last else size
+        if self.steps is None:
+            return self.epochs * batches, self.epochs * seen
+        whole, rest = divmod(self.steps, batches) if batches else (0, 0)
+        return whole * batches + rest, whole * seen + min(rest * self.batch_size, seen)
 
 
 @dataclass(frozen=True)

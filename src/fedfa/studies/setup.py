@@ -65,8 +65,9 @@ class Laboratory:
 
     def cohort(self, round: int) -> list[int]:
         """The clients of a round, counted from 0."""
-        cohort, sizes = self.settings.cohort, self.sizes
-        return choose_cohort(sizes, cohort.count(len(sizes)), cohort.selection, self.settings.seed, round)
+        cohort, sizes, seed = self.settings.cohort, self.sizes, self.settings.seed
+        holders = self.federation.partition.holders if sizes is self.federation.partition.sizes else None
+        return choose_cohort(sizes, cohort.count(len(sizes)), cohort.selection, seed, round, holders)
 
     def plan(self, state: ServerState, local: LocalTraining) -> RoundPlan:
         """What the server sends to the clients that follow this state, and how they train."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -51,10 +52,15 @@ class Partition:
             raise DataError(f"there is no client {number}: the partition has {len(self)} clients, numbered from 0")
         return self.order[self.offsets[number] : self.offsets[number + 1]]
 
-    @property
+    @cached_property
     def sizes(self) -> IntArray:
         """How many samples each client holds."""
         return np.diff(self.offsets)
+
+    @cached_property
+    def holders(self) -> IntArray:
+        """The clients that hold samples. Looked for once: a round must not take longer where there are more clients."""
+        return np.flatnonzero(self.sizes)
 
     def owners(self) -> IntArray:
         """The client of every entry of ``order``."""
