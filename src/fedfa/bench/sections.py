@@ -42,7 +42,7 @@ class Section:
     aims: Sequence[Aim] = field(default_factory=tuple)
 
 
-ROUNDS = {"cnn": 6, "mlp": 60}
+ROUNDS = {"cnn": 4, "mlp": 60}
 QUICK_ROUNDS = {"cnn": 3, "mlp": 10}
 """With the warm-up round."""
 WORDS = {
