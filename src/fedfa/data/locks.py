@@ -13,6 +13,7 @@ log = logging.getLogger(__name__)
 try:
     import fcntl
 except ImportError:  # not a POSIX system: the atomic rename alone keeps the cache whole, work may be done twice
+    # (A module's name may not be None to the type checker; whoever uses it asks first.)
     fcntl = None  # type: ignore[assignment]
 
 

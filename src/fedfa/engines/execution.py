@@ -128,7 +128,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     """Notes the names of the operations that run."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # likewise
         self.names: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -126,5 +126,6 @@ def _blur(picture: Floats, sigma: Floats) -> Floats:
         pad[axis] = (3, 3)
         padded = np.pad(picture, pad, mode="edge")
         shifted = (np.take(padded, np.arange(k, k + PICTURE), axis=axis) for k in range(7))
+        # (A sum of arrays is an array; `sum` is typed for the case that there is nothing to add, which gives 0.)
         picture = sum(part * kernel[:, k, None, None, None] for k, part in enumerate(shifted))  # type: ignore[assignment]
     return picture
