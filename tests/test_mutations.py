@@ -35,6 +35,8 @@ def in_algorithm(method: str, before: str, after: str, tests: str | None = None)
     return Mutation(f"algorithms/{method}.py", before, after, tests or f"tests/algorithms/test_{method}.py")
 
 
+EQUATIONS = "tests/algorithms/test_fedfa_equations.py"
+
 MUTATIONS = [
     in_algorithm("fedprox", "torch._foreach_sub(list", "torch._foreach_add(list"),
     in_algorithm("feddyn", "dual, -1.0)", "dual, 1.0)"),
@@ -58,11 +60,17 @@ MUTATIONS = [
     in_algorithm("fedma", "maximize=True", "maximize=False"),
     in_algorithm(
         "fedfa",
-        "alpha=self.options.lr)\n        update = {name",
-        "alpha=-self.options.lr)\n        update = {name",
+        "batch.gradient(weight, bias), self.options.lr)",
+        "batch.gradient(weight, bias), -self.options.lr)",
         "tests/studies/test_final_calibration.py",
     ),
-    in_algorithm("fedfa", "distance + square", "distance - square", "tests/algorithms/test_anchor_layers.py"),
+    in_algorithm(
+        "fedfa", "loss = torch.add(loss, (", "loss = torch.sub(loss, (", "tests/algorithms/test_anchor_layers.py"
+    ),
+    in_algorithm("fedfa", "batch.add_gradient(features, gradient)", "pass", EQUATIONS),
+    in_algorithm("fedfa", "mu / batch.y.shape[-1]", "mu", EQUATIONS),
+    in_algorithm("fedfa", "samples / len(anchors)", "samples", EQUATIONS),
+    in_algorithm("fedfa", ".sub_(self.labels)", "", EQUATIONS),
 ]
 
 

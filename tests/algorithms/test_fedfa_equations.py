@@ -18,12 +18,11 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from fedfa.algorithms.fedfa import (
+    AnchorBatch,
     Anchors,
     AnchorsOptions,
     Calibration,
     CalibrationOptions,
-    calibration_gradient,
-    calibration_samples,
     initial_anchors,
 )
 from fedfa.errors import FedfaError, RecipeError
@@ -103,10 +102,16 @@ class TestAnchorLoss:
     def test_gradient_pulls_the_features_to_their_anchor(self, form: str, expected: list[list[float]]) -> None:
         features = numbers(*self.SAMPLES).requires_grad_()
         part = Anchors(AnchorsOptions.model_validate({"loss": form, "mu": 0.3}))
-        loss = part.loss(client_context(UNIT, [2, 1]), batch_of(features, self.LABELS), numbers(2.0).squeeze())
-        loss.backward()  # type: ignore[no-untyped-call]
-        assert features.grad is not None
-        assert_close(features.grad, numbers(*expected))
+        batch = batch_of(features, self.LABELS)
+        part.loss(client_context(UNIT, [2, 1]), batch, numbers(2.0).squeeze())
+        ((pulled, gradient),) = batch.known
+        assert pulled is batch.features
+        assert_close(gradient, numbers(*expected))
+
+    def test_features_that_are_not_trained_are_not_pulled(self) -> None:
+        batch = batch_of(self.SAMPLES, self.LABELS)
+        Anchors(AnchorsOptions()).loss(client_context(UNIT, [2, 1]), batch, numbers(2.0).squeeze())
+        assert not batch.known
 
     @pytest.mark.parametrize("form", ["sample", "class"])
     def test_clients_stacked_along_a_leading_axis(self, form: str) -> None:
@@ -122,7 +127,7 @@ class TestAnchorLoss:
 
 # -- eq. 5: the calibration -----------------------------------------------------------------------------------------
 def gradients_of_eq_5(anchors: Tensor, weight: Tensor, bias: Tensor | None) -> list[Tensor]:
-    found = calibration_gradient(calibration_samples(anchors, bias), weight, bias)
+    found = AnchorBatch.of(anchors, bias is not None).gradient(weight, bias)
     return [found] if bias is None else [found[..., :-1], found[..., -1]]
 
 

@@ -22,6 +22,7 @@ The paper's text and its published code differ; each difference is one option, a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -174,16 +175,16 @@ class Anchors(Part[AnchorsOptions]):
         """Supervised loss + μ · anchor loss (eq. 4)."""
         if anchors_in_use(ctx) is None or self.options.mu == 0:
             return loss
-        received, weight = ctx.received[self.name], self.options.mu
-        distance: Tensor | None = None
+        # Without a graph: the gradient of w ‖h − a_y‖² is 2w (h − a_y), with w = μ / B, or by class μ / (C n_y).
         for name, features in self._aligned(batch).items():
-            difference = features - functional.embedding(batch.y, received[name])
-            square = difference.square().sum(-1)  # ‖h − a_y‖² of each sample (eq. 3)
-            distance = square if distance is None else distance + square
-        assert distance is not None
-        if self.options.loss == "sample":
-            return torch.add(loss, distance.mean(-1), alpha=weight)
-        return torch.add(loss, (distance / batch.same_class).sum(-1), alpha=weight / ctx.num_classes)
+            difference = features.detach() - functional.embedding(batch.y, ctx.received[self.name][name])
+            if self.options.loss == "sample":
+                gradient = difference * (2 * self.options.mu / batch.y.shape[-1])
+            else:
+                gradient = difference / (batch.same_class * (ctx.num_classes / (2 * self.options.mu))).unsqueeze(-1)
+            batch.add_gradient(features, gradient)
+            loss = torch.add(loss, (gradient * difference).sum((-2, -1)), alpha=0.5)  # w ‖h − a_y‖² of all samples
+        return loss
 
     def after_step(self, ctx: ClientContext, batch: Batch) -> None:
         """Accumulate the class features of the forward pass (eq. 6)."""
@@ -223,11 +224,7 @@ class Anchors(Part[AnchorsOptions]):
 
 
 class Calibration(Part[CalibrationOptions]):
-    """Train the classifier on the anchors as one batch of C samples with labels 1…C (eq. 5).
-
-    The gradient of the cross-entropy of a linear classifier is written out, so no graph is built: with
-    P = softmax(A Wᵀ + b), it is (P − I)ᵀ A / C for the weight and the column mean of P − I for the bias.
-    """
+    """Train the classifier on the anchors as one batch of C samples with labels 1…C (eq. 5)."""
 
     name = "calibration"
     options_type = CalibrationOptions
@@ -248,8 +245,9 @@ class Calibration(Part[CalibrationOptions]):
 
     def begin(self, ctx: ClientContext) -> None:
         """Perhaps calibrate; Adam starts fresh in each client's round."""
-        samples = calibration_samples(ctx.received[Anchors.name][LAST], ctx.model.head.bias)
-        ctx.scratch[self.name] = {"adam": Adam(self.options.lr or 0.001), "samples": samples}
+        adam = Adam(self.options.lr or 0.001)
+        received, biased = ctx.received[Anchors.name][LAST], ctx.model.head.bias is not None
+        ctx.scratch[self.name] = {"adam": adam, "batch": AnchorBatch.of(received, biased)}
         self._calibrate_if("before", ctx)
 
     def after_step(self, ctx: ClientContext, batch: Batch) -> None:
@@ -270,12 +268,10 @@ class Calibration(Part[CalibrationOptions]):
         mine, head = ctx.scratch[self.name], ctx.model.head
         weight, bias = head.weight.data, None if head.bias is None else head.bias.data
         for _ in range(self.options.steps):
-            direction, rate = calibration_gradient(mine["samples"], weight, bias), self.options.lr or ctx.local.lr
+            direction, rate = mine["batch"].gradient(weight, bias), self.options.lr or ctx.local.lr
             if self.options.optimiser == "adam":
                 direction, rate = mine["adam"].step(direction)
-            weight.sub_(direction[..., : weight.shape[-1]], alpha=rate)
-            if bias is not None:
-                bias.sub_(direction[..., -1], alpha=rate)
+            move(weight, bias, direction, rate)
 
 
 class FinalOptions(Options):
@@ -339,20 +335,16 @@ class FinalCalibration(Part[FinalOptions]):
         names = classifier_names(server, self.name)
         before = [server.model[name].double() for name in names]
         after = [old + server.update.get(name, 0) for name, old in zip(names, before, strict=True)]  # after other parts
-        samples = calibration_samples(anchors, _weight_and_bias(after)[1])
+        batch, (weight, bias) = (
+            AnchorBatch.of(anchors, len(after) > 1),
+            (after[0], after[1] if len(after) > 1 else None),
+        )
         for _ in range(self.options.steps):
-            gradient = calibration_gradient(samples, *_weight_and_bias(after))
-            after[0].sub_(gradient[:, : anchors.shape[-1]], alpha=self.options.lr)
-            if len(after) > 1:
-                after[1].sub_(gradient[:, -1], alpha=self.options.lr)
+            move(weight, bias, batch.gradient(weight, bias), self.options.lr)
         update = {name: new - old for name, new, old in zip(names, after, before, strict=True)}
         if first_non_finite(update) is not None:
             raise RecipeError(f"the last calibration diverged: lower algorithm.final.lr (now {self.options.lr:g})")
         server.update |= update
-
-
-def _weight_and_bias(values: list[Tensor]) -> tuple[Tensor, Tensor | None]:
-    return values[0], values[1] if len(values) > 1 else None
 
 
 def anchors_in_use(ctx: ClientContext) -> Tensor | None:
@@ -371,22 +363,46 @@ def pooled(output: Tensor) -> Tensor:
     return output.flatten(2).mean(-1) if output.dim() > 2 else output
 
 
-def calibration_samples(anchors: Tensor, bias: Tensor | None) -> Tensor:
-    """The samples of eq. 5: the anchors; for a classifier with bias, with one feature more that is always one."""
-    return anchors if bias is None else torch.cat([anchors, torch.ones_like(anchors[..., :1])], -1)
+@dataclass
+class AnchorBatch:
+    """The anchors as the one batch on which a classifier is calibrated (eq. 5): anchor c is of class c.
 
-
-def calibration_gradient(samples: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Gradient of eq. 5 with respect to the classifier's weight, ``[…, C, d]``, and as a last column its bias, if any.
-
-    Args:
-        samples: See :func:`calibration_samples`, ``[…, C, d]`` or ``[…, C, d + 1]``.
-        weight: ``[…, C, d]``.
-        bias: ``[…, C]`` or None.
+    The gradient of the cross-entropy of a linear classifier is written out, so no graph is built: with
+    P = softmax(A Wᵀ + b), it is (P − I)ᵀ A / C for the weight and the column mean of P − I for the bias. What is the
+    same in every step is made once, because beside a large network the start of an operation is what counts.
     """
-    error = product(samples[..., : weight.shape[-1]], weight.mT, bias).softmax(-1)
-    error.diagonal(dim1=-2, dim2=-1).sub_(1)
-    return product(error.mT, samples).div_(samples.shape[-2])
+
+    anchors: Tensor
+    """A, ``[…, C, d]``."""
+    shares: Tensor
+    """A / C; for a classifier with bias with one column more, of a feature that is always one."""
+    labels: Tensor
+    """I"""
+
+    @classmethod
+    def of(cls, anchors: Tensor, biased: bool) -> AnchorBatch:
+        """Of anchors ``[C, d]``, for a classifier with or without bias."""
+        samples = functional.pad(anchors, (0, 1), value=1.0) if biased else anchors
+        return cls(anchors, samples / len(anchors), torch.eye(len(anchors), dtype=anchors.dtype, device=anchors.device))
+
+    def gradient(self, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """With respect to the weight, ``[…, C, d]``, and as a last column the bias, if there is one.
+
+        Args:
+            weight: ``[…, C, d]``.
+            bias: ``[…, C]`` or None.
+        """
+        error = product(self.anchors, weight.mT, bias).softmax(-1).sub_(self.labels)
+        return product(error.mT, self.shares)
+
+
+def move(weight: Tensor, bias: Tensor | None, direction: Tensor, rate: float) -> None:
+    """A step of a classifier against a direction: that of the weight, with that of the bias as a last column."""
+    if bias is None:
+        weight.sub_(direction, alpha=rate)
+    else:
+        weight.sub_(direction.narrow(-1, 0, weight.shape[-1]), alpha=rate)
+        bias.sub_(direction.select(-1, -1), alpha=rate)
 
 
 def initial_anchors(init: str, classes: int, dim: int, rng: np.random.Generator, name: str = LAST) -> Tensor:

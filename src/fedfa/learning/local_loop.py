@@ -99,7 +99,8 @@ def take_local_steps(
                 optimiser.zero_grad()
                 if one is None:
                     one = torch.ones_like(loss)  # a client's loss is its own: none of them counts more or less
-                torch.autograd.backward(loss, one)
+                tensors, gradients = zip((loss, one), *batch.known, strict=True)
+                torch.autograd.backward(tensors, gradients)
             for hook in change_gradient:
                 hook(ctx, batch)
             optimiser.step()

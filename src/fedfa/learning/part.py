@@ -146,13 +146,27 @@ class Batch:
     logits: Tensor
     outputs: Tensors = field(default_factory=dict)
     """Outputs of the modules that parts asked to watch, with their graph."""
+    known: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Tensors of the graph, with what a term of the loss adds to their gradient; see :meth:`add_gradient`."""
     _same_class: Tensor | None = None
+
+    def add_gradient(self, of: Tensor, gradient: Tensor) -> None:
+        """For a term of the loss whose gradient has a closed form: let the backward pass start from it as well.
+
+        The hook ``loss`` then adds the value of the term without a graph, which saves the way back through it.
+
+        Args:
+            of: The features, or another tensor with a graph; one without is not trained and is left alone.
+            gradient: Of the term with respect to it.
+        """
+        if of.requires_grad:
+            self.known.append((of, gradient))
 
     @property
     def same_class(self) -> Tensor:
         """For each sample, how many samples of the batch are of its class (itself included), ``[…, B]``; made once."""
         if self._same_class is None:
-            self._same_class = (self.y.unsqueeze(-1) == self.y.unsqueeze(-2)).sum(-1)
+            self._same_class = (self.y.unsqueeze(-1) == self.y.unsqueeze(-2)).sum(-1, dtype=self.features.dtype)
         return self._same_class
 
 
