@@ -167,3 +167,11 @@ def test_the_picture_shows_every_contender_and_is_the_same_for_the_same_records(
     assert ">2.50<" in drawn
     assert "Section clients" in drawn
     assert draw(records, tmp_path / "b.svg").read_text() == drawn
+
+
+def test_methods_in_turns_are_compared_turn_by_turn() -> None:
+    """The machine slows down fourfold over the turns; b takes 1.1, 1.2 and 1.2 times as long as a all the same."""
+    one = {"cpu_seconds": {"a": [1.0, 2.0, 4.0], "b": [1.1, 2.4, 4.8]}}
+    (table,) = tables(record("turns", contender("turns", one)))
+    assert table.rows[0] == ("a", "2,000", "1.000", "1.00–1.00", "1.00 (1.00–1.00)")
+    assert table.rows[1] == ("b", "2,400", "1.200", "1.10–1.20", "1.20 (1.20–1.20)")

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedfa.bench import loop, rounds, scaling
+from fedfa.bench import loop, rounds, scaling, turns
 from fedfa.bench.plain import CNN, ENV_ARRAYS, ENV_RESULT, MLP, client_tensors, network
 from fedfa.bench.step_profile import matmul_peak
-from fedfa.bench.tasks import dataset, settings, write_arrays
+from fedfa.bench.tasks import client_round, dataset, prepared, settings, write_arrays
 from fedfa.models.zoo import build_model
 from fedfa.studies.setup import prepare
 
@@ -91,6 +91,25 @@ def test_a_run_of_fedfa_reports_rounds_without_the_first_and_the_evaluated_last(
     assert isinstance(found["cpu_seconds"], list)
     assert len(found["seconds"]) == 3
     assert all(cpu > 0 for cpu in found["cpu_seconds"])
+
+
+def test_methods_in_turns_each_take_all_turns(place: Path) -> None:
+    turns.main(["--task", "mlp", "--methods", "fedavg", "moon", "--turns", "3", "--clients", "2"])
+    seconds = reported(place)["cpu_seconds"]
+    assert isinstance(seconds, dict)
+    assert {name: len(times) for name, times in seconds.items()} == {"fedavg": 3, "moon": 3}
+    assert all(time > 0 for times in seconds.values() for time in times)
+
+
+def test_a_client_that_trains_again_has_what_it_kept(place: Path) -> None:
+    lab = prepared(MLP, "scaffold", dataset(MLP))
+    given: list[bool] = []
+    (scaffold,) = (part for part in lab.recipe.parts if part.name == "scaffold")
+    lab.recipe.hooks("begin").append(lambda ctx: given.append(bool(ctx.kept.get(scaffold.name))))
+    train = client_round(lab)
+    for client in (3, 3, 4, 3):
+        train(client)
+    assert given == [False, True, False, True]
 
 
 def test_fewer_clients_can_be_had_with_as_many_samples_each(place: Path) -> None:

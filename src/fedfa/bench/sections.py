@@ -73,6 +73,7 @@ def sections(quick: bool = False, peers: Path | None = None) -> list[Section]:
         _gains(rounds["cnn"]),
         _mlp(rounds["mlp"], others["mlp"]),
         _methods(rounds["cnn"]),
+        _turns(quick),
         *_scaling(quick),
         Section(
             "step",
@@ -183,6 +184,14 @@ def _methods(rounds: int) -> Section:
     aims = [Aim("fedfa", "fedavg", 1 / 1.05)]
     return Section(
         "methods", "What methods cost: the CNN, the same 10 clients in every round, 2 workers", contenders, task, aims
+    )
+
+
+def _turns(quick: bool) -> Section:
+    arguments = ("--methods", *METHODS, "--turns", 5 if quick else 30)
+    contender = of_fedfa("turns", "all in turns", "turns", *arguments)
+    return Section(
+        "turns", "What methods cost: a client's round of each in turns, one process, one thread", [contender]
     )
 
 

@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     train = _client_round(asked.algorithm)
     train(0)
-    plain = min(_seconds(train, client) for client in range(1, asked.clients + 1))
+    plain = min(train(client) for client in range(1, asked.clients + 1))
     flops = _operations(train)
     peak = matmul_peak()
     shares = _shares(train)
@@ -65,18 +65,15 @@ def main(arguments: list[str] | None = None) -> None:
     Path(os.environ[ENV_RESULT]).write_text(json.dumps(found), encoding="utf-8")
 
 
-def _client_round(algorithm: str) -> Callable[[int], None]:
+def _client_round(algorithm: str) -> Callable[[int], float]:
     """A function that trains one client of the first round, with labels on the hooks for the profiler."""
     from torch.profiler import record_function
 
-    from fedfa.bench.tasks import dataset, settings
+    from fedfa.bench.tasks import client_round, dataset, prepared
     from fedfa.data.federation import ClientSamples
-    from fedfa.learning.client import RoundPlan
     from fedfa.learning.part import HOOKS
-    from fedfa.studies.setup import prepare
 
-    asked = settings(CNN, {"rounds": 2, "engine": {"workers": 1}, "algorithm": {"recipe": algorithm}})
-    lab = prepare(asked, data=dataset(CNN))
+    lab = prepared(CNN, algorithm, dataset(CNN))
 
     def labelled(call: Callable[..., Any], label: str) -> Callable[..., Any]:
         def with_label(*arguments: Any) -> Any:
@@ -90,30 +87,10 @@ def _client_round(algorithm: str) -> Callable[[int], None]:
         hooks = lab.recipe.hooks(name)
         hooks[:] = [labelled(hook, f"{HOOK}{hook.__self__.name}: {name}") for hook in hooks]  # type: ignore[attr-defined]
     ClientSamples.batch = labelled(ClientSamples.batch, "bench::batch")  # type: ignore[method-assign]
-    engine, state = lab.engine(), lab.initial_state()
-    plan = RoundPlan(
-        round=0,
-        model=state.model,
-        received=lab.recipe.broadcast(state.parts, 0),
-        local=asked.local.in_round(0),
-        seed=asked.seed,
-        rounds=asked.rounds,
-    )
-
-    def train(client: int) -> None:
-        for _ in engine.train(plan, [client], lambda _: {}):
-            pass
-
-    return train
+    return client_round(lab)
 
 
-def _seconds(train: Callable[[int], None], client: int) -> float:
-    begun = time.process_time()  # of one thread: what others do on the machine counts less than by the clock
-    train(client)
-    return time.process_time() - begun
-
-
-def _operations(train: Callable[[int], None]) -> int:
+def _operations(train: Callable[[int], float]) -> int:
     """Floating-point operations of a client's round, as torch counts them (products and convolutions)."""
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -137,7 +114,7 @@ def matmul_peak(sizes: Iterable[int] = (512, 1024, 2048), seconds: float = 1.0) 
     return best
 
 
-def _shares(train: Callable[[int], None]) -> dict[str, float]:
+def _shares(train: Callable[[int], float]) -> dict[str, float]:
     """Share of the time by what it is for, largest first."""
     from torch.profiler import ProfilerActivity, profile
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 from fedfa.bench.figures import Figure, ratio, round_seconds, startup, throughput
@@ -34,6 +34,8 @@ def tables(record: Record) -> list[Table]:
         return _step(record)
     if record["section"] == "methods":
         return [_methods(record)]
+    if record["section"] == "turns":
+        return [_turns(record)]
     found = [_contest(record)]
     if aims := _aims(record):
         found.append(aims)
@@ -102,6 +104,23 @@ def _methods(record: Record) -> Table:
             )
         )
     header = ("", "seconds a round", f"against {reference['title']}", "processor time of the clients, likewise")
+    return Table(record["title"], header, rows)
+
+
+def _turns(record: Record) -> Table:
+    (contender,) = record["contenders"]
+    done = [one["cpu_seconds"] for one in good(contender)]
+    if not done:
+        return Table(record["title"], ("", ""), [("failed", contender["measurements"][-1]["failed"])])
+    first = next(iter(done[0]))
+    rows = []
+    for name in done[0]:
+        ratios = [mine / theirs for one in done for mine, theirs in zip(one[name], one[first], strict=True)]
+        middles = Figure.of([median(one[name]) / median(one[first]) for one in done])
+        low, _, high = quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+        milliseconds = Figure.of([1000 * median(one[name]) for one in done]).middle
+        rows.append((name, f"{milliseconds:,.0f}", f"{median(ratios):.3f}", f"{low:.2f}–{high:.2f}", middles.text()))
+    header = ("", "ms a client", f"against {first}, same turn", "middle half of the turns", "medians of repetitions")
     return Table(record["title"], header, rows)
 
 

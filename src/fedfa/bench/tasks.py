@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import torch
 
 from fedfa.bench.plain import CNN, Task, arrays_file
 from fedfa.data import DataSet, Federation, Samples, load
+from fedfa.learning.tensors import PartTensors
 from fedfa.studies.settings import Settings
+from fedfa.studies.setup import Laboratory, prepare
 
 SEED = 1
 
@@ -53,6 +56,37 @@ def settings(task: Task, *layers: Mapping[str, Any]) -> Settings:
 def partition_of(task: Task) -> str:
     """Two classes per client as in the paper; by chance where the task is only about speed."""
     return "shards:2" if task.name == CNN.name else "iid"
+
+
+def prepared(task: Task, algorithm: str, data: DataSet) -> Laboratory:
+    """A run of the task in this process, ready to begin."""
+    return prepare(
+        settings(
+            task, {"rounds": 3, "engine": {"workers": 1, "execution": "each"}, "algorithm": {"recipe": algorithm}}
+        ),
+        data=data,
+    )
+
+
+def client_round(lab: Laboratory) -> Callable[[int], float]:
+    """A function that trains a client by its number and returns the processor time it took.
+
+    A client's first call is its first round. All others are its second one, again and again: what it kept of the first
+    is there, and what it has to do is the same each time.
+    """
+    engine, state, asked = lab.engine(), lab.initial_state(), lab.settings
+    kept: dict[int, PartTensors] = {}
+
+    def train(client: int) -> float:
+        round = int(client in kept)
+        plan = lab.plan(replace(state, round=round), asked.local.in_round(round))
+        begun = time.process_time()  # of one thread: what others do on the machine counts less than by the clock
+        (result,) = engine.train(plan, [client], lambda number: kept.get(number, {}))
+        spent = time.process_time() - begun
+        kept.setdefault(client, result.kept)
+        return spent
+
+    return train
 
 
 def write_arrays(task: Task, folder: Path) -> Path:
