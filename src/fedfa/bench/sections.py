@@ -188,7 +188,7 @@ def _methods(rounds: int) -> Section:
 
 
 def _turns(quick: bool) -> Section:
-    arguments = ("--methods", *METHODS, "--turns", 5 if quick else 30)
+    arguments = ("--methods", *METHODS, "--turns", 5 if quick else 20)
     contender = of_fedfa("turns", "all in turns", "turns", *arguments)
     return Section(
         "turns", "What methods cost: a client's round of each in turns, one process, one thread", [contender]

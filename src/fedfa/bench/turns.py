@@ -1,6 +1,6 @@
 """Methods in turns within one process: a client's round of one, then of the next, and so on.
 
-    python -m fedfa.bench.turns --methods fedavg fedfa --turns 40
+    python -m fedfa.bench.turns --methods fedavg fedfa --turns 20
 
 Whole runs one after the other, minutes apart, differ by more than a few per cent on most machines, whatever they do.
 Rounds of the same client within seconds of each other tell such differences. One thread, processor time.
@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--task", choices=TASKS, default="cnn")
     parser.add_argument("--methods", nargs="+", default=["fedavg", "fedfa"])
-    parser.add_argument("--turns", type=int, default=30)
+    parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--clients", type=int, default=5, help="that many different ones")
     asked = parser.parse_args(arguments)
 
