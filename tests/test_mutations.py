@@ -69,7 +69,7 @@ MUTATIONS = [
     ),
     in_algorithm("fedfa", "batch.add_gradient(features, gradient)", "pass", EQUATIONS),
     in_algorithm("fedfa", "mu / batch.y.shape[-1]", "mu", EQUATIONS),
-    in_algorithm("fedfa", "samples / len(anchors)", "samples", EQUATIONS),
+    in_algorithm("fedfa", "= anchors / classes", "= anchors", EQUATIONS),
     in_algorithm("fedfa", ".sub_(self.labels)", "", EQUATIONS),
 ]
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from fedfa.learning import optimisers
-from fedfa.learning.optimisers import Adam, Sgd
+from fedfa.learning.optimisers import EVEN, Adam, Sgd
 from fedfa.learning.part import LocalTraining
 
 
@@ -72,15 +72,29 @@ def test_sgd_without_parameters_or_gradients_does_nothing() -> None:
         assert all(torch.equal(p, torch.ones(2)) for p in parameter)
 
 
+@pytest.mark.parametrize("width", [2, EVEN, 3 * EVEN])
 @pytest.mark.parametrize("lr", [0.001, 0.1])
-def test_adam_is_torch_s(lr: float) -> None:
+def test_adam_is_torch_s(lr: float, width: int) -> None:
     draw = torch.Generator().manual_seed(1)
-    mine = torch.randn(3, 2, generator=draw, dtype=torch.float64)
+    mine = torch.randn(3, width, generator=draw, dtype=torch.float64)
     theirs = nn.Parameter(mine.clone())
     torch_adam, adam = torch.optim.Adam([theirs], lr=lr), Adam(lr)
     for step in range(1, 8):
-        theirs.grad = torch.randn(3, 2, generator=draw, dtype=torch.float64) * 10.0 ** (step - 4)
+        theirs.grad = torch.randn(3, width, generator=draw, dtype=torch.float64) * 10.0 ** (step - 4)
         torch_adam.step()
         direction, rate = adam.step(theirs.grad)
         mine -= rate * direction
         assert_close(mine, theirs.data, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("width", [3, EVEN, 5 * EVEN])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_adam_has_the_same_bits_for_clients_side_by_side_and_alone(width: int, dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(1)
+    together, alone = Adam(0.01), [Adam(0.01) for _ in range(7)]
+    for _ in range(4):
+        gradients = torch.randn(7, 3, width, generator=draw, dtype=dtype)
+        direction, rate = together.step(gradients)
+        steps = [one.step(gradient) for one, gradient in zip(alone, gradients, strict=True)]
+        assert [own_rate for _, own_rate in steps] == [rate] * 7
+        assert torch.equal(direction, torch.stack([own for own, _ in steps]))

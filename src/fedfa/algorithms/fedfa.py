@@ -38,7 +38,7 @@ from fedfa.algorithms.class_features import ClassFeatures, class_sums, membershi
 from fedfa.algorithms.classifier import classifier_names, remember_classifier
 from fedfa.algorithms.method import AUTHORS_TRAINING, Method
 from fedfa.errors import RecipeError
-from fedfa.learning.optimisers import Adam
+from fedfa.learning.optimisers import EVEN, Adam
 from fedfa.learning.part import Batch, ClientContext, Options, Part, Role, ServerStep, Task
 from fedfa.learning.sums import WeightedSum
 from fedfa.learning.tensors import Tensors, first_non_finite
@@ -375,18 +375,22 @@ class AnchorBatch:
     anchors: Tensor
     """A, ``[…, C, d]``."""
     shares: Tensor
-    """A / C; for a classifier with bias with one column more, of a feature that is always one."""
+    """A / C; for a classifier with bias with one column more, of a feature that is always one; then zeros to an even
+    width, for the optimiser."""
     labels: Tensor
     """I"""
 
     @classmethod
     def of(cls, anchors: Tensor, biased: bool) -> AnchorBatch:
         """Of anchors ``[C, d]``, for a classifier with or without bias."""
-        samples = functional.pad(anchors, (0, 1), value=1.0) if biased else anchors
-        return cls(anchors, samples / len(anchors), torch.eye(len(anchors), dtype=anchors.dtype, device=anchors.device))
+        classes, width = anchors.shape[0], anchors.shape[1] + biased
+        shares = anchors.new_zeros(classes, -(-width // EVEN) * EVEN)
+        shares[:, :width] = 1 / classes
+        shares[:, : anchors.shape[1]] = anchors / classes
+        return cls(anchors, shares, torch.eye(classes, dtype=anchors.dtype, device=anchors.device))
 
     def gradient(self, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """With respect to the weight, ``[…, C, d]``, and as a last column the bias, if there is one.
+        """With respect to the weight, ``[…, C, d]``, and as column d the bias, if there is one; then zeros.
 
         Args:
             weight: ``[…, C, d]``.
@@ -397,12 +401,11 @@ class AnchorBatch:
 
 
 def move(weight: Tensor, bias: Tensor | None, direction: Tensor, rate: float) -> None:
-    """A step of a classifier against a direction: that of the weight, with that of the bias as a last column."""
-    if bias is None:
-        weight.sub_(direction, alpha=rate)
-    else:
-        weight.sub_(direction.narrow(-1, 0, weight.shape[-1]), alpha=rate)
-        bias.sub_(direction.select(-1, -1), alpha=rate)
+    """A step of a classifier against a direction: the weight's, ``[…, C, d]``, and as column d the bias's."""
+    features = weight.shape[-1]
+    weight.sub_(direction.narrow(-1, 0, features), alpha=rate)
+    if bias is not None:
+        bias.sub_(direction.select(-1, features), alpha=rate)
 
 
 def initial_anchors(init: str, classes: int, dim: int, rng: np.random.Generator, name: str = LAST) -> Tensor:

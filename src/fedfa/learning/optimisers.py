@@ -78,6 +78,10 @@ class Sgd:
         torch._foreach_add_(parameters, momenta or steps, alpha=-self._lr)
 
 
+EVEN = 16
+"""Elements of which vector instructions take whole numbers at a time, or of a divisor of it."""
+
+
 @dataclass
 class Adam:
     """Adam (Kingma and Ba 2015) for one tensor, with moments that start at zero."""
@@ -88,15 +92,26 @@ class Adam:
     steps: int = 0
     first: Tensor | None = None
     second: Tensor | None = None
+    moved: Tensor | None = None
+    """Where the kernel leaves its result."""
 
     def step(self, gradient: Tensor) -> tuple[Tensor, float]:
-        """Take in a gradient; a direction and a rate: the parameter moves by minus their product."""
-        # Not torch's one kernel for all of it: it rounds the last few elements of a tensor otherwise than those
-        # before, so clients that are stacked would end with other bits than alone.
-        if self.first is None or self.second is None:
-            self.first, self.second = torch.zeros_like(gradient), torch.zeros_like(gradient)
+        """Take in a gradient; a direction and a rate: the parameter moves by minus their product.
+
+        The direction is valid until the next step.
+        """
+        if self.first is None or self.second is None or self.moved is None:
+            self.first, self.second, self.moved = (torch.zeros_like(gradient) for _ in range(3))
         self.steps += 1
         beta1, beta2 = self.betas
+        # torch's one kernel for all of it rounds the last few elements of an uneven tensor otherwise than those before,
+        # so clients that are stacked would end with other bits than alone.
+        if _one_kernel([gradient]) and gradient.shape[-1] % EVEN == 0:
+            torch._fused_adam_(
+                [self.moved.zero_()], [gradient], [self.first], [self.second], [], [gradient.new_full((), self.steps)],
+                lr=self.lr, beta1=beta1, beta2=beta2, weight_decay=0.0, eps=self.eps, amsgrad=False, maximize=False,
+            )  # fmt: skip
+            return self.moved, -1.0
         unbiased = (1 - beta2**self.steps) ** 0.5
         self.first.lerp_(gradient, 1 - beta1)
         self.second.lerp_(gradient * gradient, 1 - beta2)
