@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedfa.bench.figures import Figure, ratio, round_seconds, startup, throughput
+from fedfa.bench.figures import Figure, median_interval, ratio, round_seconds, startup, throughput
 from fedfa.bench.page import refresh_page
 from fedfa.bench.picture import draw
 from fedfa.bench.record import read_records, write_record
@@ -173,5 +173,12 @@ def test_methods_in_turns_are_compared_turn_by_turn() -> None:
     """The machine slows down fourfold over the turns; b takes 1.1, 1.2 and 1.2 times as long as a all the same."""
     one = {"cpu_seconds": {"a": [1.0, 2.0, 4.0], "b": [1.1, 2.4, 4.8]}}
     (table,) = tables(record("turns", contender("turns", one)))
-    assert table.rows[0] == ("a", "2,000", "1.000", "1.00–1.00", "1.00 (1.00–1.00)")
-    assert table.rows[1] == ("b", "2,400", "1.200", "1.10–1.20", "1.20 (1.20–1.20)")
+    assert table.rows[0] == ("a", "2,000", "1.000 (1.000–1.000)", "1.00–1.00")
+    assert table.rows[1] == ("b", "2,400", "1.200 (1.100–1.200)", "1.10–1.20")
+
+
+def test_the_interval_of_a_median_grows_with_the_spread_and_shrinks_with_the_number() -> None:
+    """Of 25 values 12.5 ± 4.9 are below the median: from the 7th to the 19th; of three all that is there."""
+    assert median_interval([float(n) for n in range(1, 26)]) == (7.0, 19.0)
+    assert median_interval([2.0, 1.0, 3.0]) == (1.0, 3.0)
+    assert median_interval([5.0]) == (5.0, 5.0)

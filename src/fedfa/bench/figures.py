@@ -36,6 +36,20 @@ class Figure:
         return f"{self.middle:,.{digits}f}{unit} ({self.low:,.{digits}f}–{self.high:,.{digits}f})"
 
 
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Where the true median lies with 95 % confidence: between two of the sorted values, whatever their distribution.
+
+    How many of n values are below the median is binomial: n/2 with a standard deviation of √n/2.
+
+    Example:
+        >>> median_interval([float(n) for n in range(1, 101)])
+        (40.0, 61.0)
+    """
+    ordered, away = sorted(values), 1.96 * len(values) ** 0.5 / 2
+    low = max(0, int(len(values) / 2 - away) - 1)
+    return ordered[low], ordered[-1 - low]
+
+
 def round_seconds(measurement: dict[str, Any]) -> float:
     """Time of a round in one measurement: the median of its rounds, the first left out."""
     return float(median(measurement["seconds"]))

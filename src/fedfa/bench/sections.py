@@ -188,10 +188,10 @@ def _methods(rounds: int) -> Section:
 
 
 def _turns(quick: bool) -> Section:
-    arguments = ("--methods", *METHODS, "--turns", 5 if quick else 20)
+    arguments = ("--methods", *METHODS, "--turns", 5 if quick else 60)
     contender = of_fedfa("turns", "all in turns", "turns", *arguments)
     return Section(
-        "turns", "What methods cost: a client's round of each in turns, one process, one thread", [contender]
+        "turns", "What methods cost: a client's epoch of each in turns, one process, one thread", [contender]
     )
 
 

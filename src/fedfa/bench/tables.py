@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any
 
-from fedfa.bench.figures import Figure, ratio, round_seconds, startup, throughput
+from fedfa.bench.figures import Figure, median_interval, ratio, round_seconds, startup, throughput
 
 Record = dict[str, Any]
 
@@ -116,11 +116,18 @@ def _turns(record: Record) -> Table:
     rows = []
     for name in done[0]:
         ratios = [mine / theirs for one in done for mine, theirs in zip(one[name], one[first], strict=True)]
-        middles = Figure.of([median(one[name]) / median(one[first]) for one in done])
-        low, _, high = quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
         milliseconds = Figure.of([1000 * median(one[name]) for one in done]).middle
-        rows.append((name, f"{milliseconds:,.0f}", f"{median(ratios):.3f}", f"{low:.2f}–{high:.2f}", middles.text()))
-    header = ("", "ms a client", f"against {first}, same turn", "middle half of the turns", "medians of repetitions")
+        low, high = median_interval(ratios)
+        lower, _, upper = quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+        share = f"{median(ratios):.3f} ({low:.3f}–{high:.3f})"
+        rows.append((name, f"{milliseconds:,.0f}", share, f"{lower:.2f}–{upper:.2f}"))
+    pairs = sum(len(one[first]) for one in done)
+    header = (
+        "",
+        "ms a client",
+        f"against {first} in the same turn: median of {pairs} turns (95 % interval of the median)",
+        "middle half of the turns",
+    )
     return Table(record["title"], header, rows)
 
 

@@ -1,9 +1,10 @@
-"""Methods in turns within one process: a client's round of one, then of the next, and so on.
+"""Methods in turns within one process: a client's epoch of one, then of the next, and so on.
 
-    python -m fedfa.bench.turns --methods fedavg fedfa --turns 20
+    python -m fedfa.bench.turns --methods fedavg fedfa --turns 60
 
 Whole runs one after the other, minutes apart, differ by more than a few per cent on most machines, whatever they do.
-Rounds of the same client within seconds of each other tell such differences. One thread, processor time.
+Rounds of the same client within a second of each other tell such differences; for that they are short, of one epoch.
+One thread, processor time.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from fedfa.bench.plain import ENV_RESULT, TASKS
@@ -21,7 +23,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--task", choices=TASKS, default="cnn")
     parser.add_argument("--methods", nargs="+", default=["fedavg", "fedfa"])
-    parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--turns", type=int, default=60)
     parser.add_argument("--clients", type=int, default=5, help="that many different ones")
     asked = parser.parse_args(arguments)
 
@@ -30,7 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
     from fedfa.bench.tasks import client_round, dataset, prepared
 
     torch.set_num_threads(1)
-    task = TASKS[asked.task]
+    task = replace(TASKS[asked.task], epochs=1)
     data = dataset(task)
     rounds = {name: client_round(prepared(task, name, data)) for name in asked.methods}
     for train in rounds.values():

@@ -25,7 +25,9 @@ def bench(
     ] = False,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="cnn, mlp, methods, clients, cohort or step; repeat it. Left out: all."),
+        typer.Option(
+            metavar="NAME", help="cnn, gains, mlp, methods, turns, clients, cohort or step; repeat it. Left out: all."
+        ),
     ] = None,
     repeat: Annotated[int | None, typer.Option(min=1, help="Repetitions; left out 3, with --quick 1.")] = None,
     out: Annotated[Path, typer.Option(help="Where records (JSON) and picture go.")] = Path("runs/bench"),
