@@ -39,8 +39,9 @@ def draw(records: dict[str, dict[str, Any]], path: Path) -> Path:
         rows.append(growing)
     # Text stays text, and the same measurements give the same file.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fedfa", "font.size": 9}):
-        canvas = Canvas(figsize=(8.6, 3.2 * max(1, len(rows))), layout="constrained")
-        strips = canvas.subfigures(max(1, len(rows)), 1, squeeze=False, hspace=0.06)[:, 0]
+        heights = [max(3.2, 0.8 + 0.3 * _bars_of(records[names[0]])) for names in rows] or [3.2]
+        canvas = Canvas(figsize=(8.6, sum(heights)), layout="constrained")
+        strips = canvas.subfigures(len(heights), 1, squeeze=False, hspace=0.06, height_ratios=heights)[:, 0]
         for strip, names in zip(strips, rows, strict=False):
             for axes, name in zip(strip.subplots(1, len(names), squeeze=False)[0], names, strict=True):
                 panels[name](axes, records[name])
@@ -49,6 +50,11 @@ def draw(records: dict[str, dict[str, Any]], path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         canvas.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     return path
+
+
+def _bars_of(record: dict[str, Any]) -> int:
+    """How many bars a section has, each of which may need two lines of text."""
+    return len(step_shares(record)) // 2 if record["section"] == "step" else len(record["contenders"])
 
 
 def _label(axes: Any, text: str, x: float, y: float) -> None:
