@@ -14,9 +14,10 @@ import pytest
 
 from fedfa.errors import RunError
 from fedfa.report.html.chapters import Method, chapters_of
-from fedfa.report.html.charts import spread, ticks
+from fedfa.report.html.chart import ticks
 from fedfa.report.html.commands import command_of
 from fedfa.report.html.figures import accuracy_series, progress, reach, targets_of
+from fedfa.report.html.lines import spread
 from fedfa.report.html.palette import DARK, LIGHT, SERIES, style, styles
 from fedfa.report.html.reading import Run, find_runs
 from fedfa.report.html.split import Split, Splits

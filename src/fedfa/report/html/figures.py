@@ -11,24 +11,9 @@ from itertools import accumulate
 from typing import Any
 
 from fedfa.report.html.chapters import Chapter, CurvePoint, Method
-from fedfa.report.html.charts import (
-    HALF,
-    NARROW,
-    WIDE,
-    Axis,
-    Figure,
-    Heat,
-    Panel,
-    Series,
-    Table,
-    heat_map,
-    heat_maps,
-    hover_lines,
-    line_chart,
-    multiples,
-    number,
-    ticks,
-)  # fmt: skip
+from fedfa.report.html.chart import HALF, NARROW, WIDE, Figure, Table, number, ticks
+from fedfa.report.html.heat_maps import Heat, heat_map, heat_maps
+from fedfa.report.html.lines import Axis, Panel, Series, hover_lines, line_chart, multiples
 from fedfa.report.html.palette import Style
 from fedfa.report.html.reading import Run
 from fedfa.report.html.split import Split

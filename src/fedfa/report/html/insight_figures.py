@@ -12,23 +12,11 @@ from typing import Any
 
 from fedfa.errors import FedfaError
 from fedfa.report.html.chapters import Chapter, Method
-from fedfa.report.html.charts import (
-    NARROW,
-    WIDE,
-    Axis,
-    Cloud,
-    Figure,
-    Heat,
-    Panel,
-    Series,
-    Table,
-    clouds,
-    heat_maps,
-    hover_lines,
-    multiples,
-    number,
-)  # fmt: skip
+from fedfa.report.html.chart import NARROW, WIDE, Figure, Table, number
+from fedfa.report.html.clouds import Cloud, clouds
 from fedfa.report.html.figures import Looks, as_series, line_figure
+from fedfa.report.html.heat_maps import Heat, heat_maps
+from fedfa.report.html.lines import Axis, Panel, Series, hover_lines, multiples
 from fedfa.report.html.palette import Style
 from fedfa.report.html.reading import Problem, Run
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import fedfa
 from fedfa.report.html import tables
 from fedfa.report.html.chapters import Chapter, partition_words
-from fedfa.report.html.charts import Figure
+from fedfa.report.html.chart import Figure
 from fedfa.report.html.drawing import FONT, inline_svg
 from fedfa.report.html.figures import (
     Looks,

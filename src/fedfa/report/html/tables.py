@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from fedfa.report.html.chapters import Chapter, Method, Spread
-from fedfa.report.html.charts import Table, number
+from fedfa.report.html.chart import Table, number
 from fedfa.report.html.commands import command_of
 from fedfa.report.html.figures import Looks, reach
 from fedfa.report.html.palette import Style

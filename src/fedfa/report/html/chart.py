@@ -1,0 +1,143 @@
+"""What all kinds of charts have in common: the finished figure, sizes, numbers for people, scales, keys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedfa.report.html.drawing import Dots, Drawing, Line, Words, shorten, text_width
+
+SMALL, TEXT = 11.0, 12.0
+"""Sizes of letters in pixels: marks of axes, everything else."""
+WIDE, HALF, NARROW = 920.0, 446.0, 344.0
+"""Widths of drawings: over the whole page, half of it, on a telephone."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The numbers of a chart, for readers and programs that want them."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart with all that a page and a file need of it."""
+
+    name: str
+    """Of its files."""
+    title: str
+    caption: str
+    alt: str
+    """What one sees, in words."""
+    wide: Drawing
+    narrow: Drawing
+    hover: Sequence[Any] = ()
+    """For each panel, the values a pointer reads."""
+    table: Table | None = None
+    half: bool = False
+
+
+def number(value: float | None, digits: int | None = None) -> str:
+    """A number for people: as many digits as say something.
+
+    Example:
+        >>> number(1234567.0), number(83.3149), number(0.00123), number(None)
+        ('1,234,567', '83.31', '0.00123', '–')
+    """
+    if value is None or not math.isfinite(value):
+        return "–"
+    if digits is not None:
+        return f"{value:,.{digits}f}"
+    size = abs(value)
+    if size >= 1000 or value == 0:
+        return f"{value:,.0f}"
+    if size >= 100:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if size >= 1 else f"{value:.3g}"
+
+
+def ticks(low: float, high: float, about: int) -> list[float]:
+    """Round numbers that divide a range.
+
+    Example:
+        >>> ticks(0, 50, 5)
+        [0.0, 10.0, 20.0, 30.0, 40.0, 50.0]
+    """
+    if not high > low:
+        return [low]
+    raw = (high - low) / max(about, 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= raw * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [round(k * step, 12) for k in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def tick_text(value: float, step: float) -> str:
+    """A tick's words: no more digits than the steps need.
+
+    Example:
+        >>> tick_text(2500.0, 500), tick_text(0.5, 0.25)
+        ('2,500', '0.50')
+    """
+    if abs(value) >= 1e7:
+        return f"{value:.0e}"
+    digits = max(0, -math.floor(math.log10(step) + 1e-9)) if step > 0 else 0
+    if step > 0 and round(step * 10**digits, 6) % 1 > 1e-6:
+        digits += 1
+    return f"{value:,.{digits}f}"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """From values to pixels."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        """The place of a value."""
+        low, high = self.low, self.high
+        if self.log:
+            low, high, value = math.log10(low), math.log10(high), math.log10(max(value, self.low))
+        return self.start + (value - low) / ((high - low) or 1) * (self.end - self.start)
+
+
+def short(value: float) -> float:
+    """Five digits are more than a pointer can tell apart."""
+    return float(f"{value:.5g}")
+
+
+@dataclass(frozen=True)
+class KeyEntry:
+    """A name with the look it stands for: a line, or a mark where it has a shape."""
+
+    name: str
+    colour: str
+    dash: tuple[float, ...] = ()
+    shape: str | None = None
+    series: int | None = None
+
+
+def key_rows(drawing: Drawing, entries: Sequence[KeyEntry], top: float, width: float) -> float:
+    """Names with their looks, in as many rows as they need; returns the bottom."""
+    x, y = 4.0, top + 10
+    for entry in entries:
+        text = shorten(entry.name, width - 44, TEXT)
+        wide = 26 + text_width(text, TEXT) + 12
+        if x > 4 and x + wide > width:
+            x, y = 4.0, y + 19
+        if entry.shape is None:
+            drawing.add(Line([[(x, y - 4), (x + 20, y - 4)]], entry.colour, 2.4, entry.dash, series=entry.series))
+        else:
+            drawing.add(Dots([(x + 10, y - 4)], entry.colour, 4.5, entry.shape, series=entry.series))
+        drawing.add(Words((x + 25, y), text, "ink", TEXT, series=entry.series))
+        x += wide
+    return y + 10
