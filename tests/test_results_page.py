@@ -59,10 +59,14 @@ def test_a_table_of_the_paper_goes_between_its_marks(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     marks = "<!-- results: begin -->\n<!-- results: end -->\n"
     marks += "<!-- paper ablation: begin -->\nwas here before\n<!-- paper ablation: end -->\n"
+    marks += "<!-- paper ablation last10: begin -->\nand here\n<!-- paper ablation last10: end -->\n"
     page.write_text(marks, encoding="utf-8")
     text = refresh_page(page, ROOT / "results")
     assert "was here before" not in text
-    assert "| FedFA | 83.31" in text
-    assert text.count("paper ablation") == 2
+    assert "and here" not in text
+    final, _, last10 = text.partition("<!-- paper ablation last10: begin -->")
+    assert "| FedFA | 83.31" in final
+    assert "| FedFA | 82.22" in last10
+    assert text.count("paper ablation") == 4
     page.write_text(text, encoding="utf-8")
     assert refresh_page(page, ROOT / "results") == text, "a second time changes nothing"

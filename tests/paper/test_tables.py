@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import statistics
 from pathlib import Path
 
@@ -44,6 +45,17 @@ def test_a_cell_is_mean_and_standard_deviation_over_seeds_of_one_length(runs: Ru
     assert cell.ours_text == "84.50(1.80) [3]"
     short = next(r for r in table.rows if r.rounds == 50)
     assert short.cells["fmnist/c2"] == TableCell(Ours(10.0, None, (1,)), None), "no number of the paper beside it"
+
+
+def test_the_mean_of_the_last_ten_on_request(tmp_path: Path) -> None:
+    fedfa = place(STUDY, "fmnist/c2", "fedfa")
+    pretend_run(tmp_path / "one", fedfa.settings(200, 1), 0.83)
+    summary = json.loads((tmp_path / "one" / "summary.json").read_text())
+    (tmp_path / "one" / "summary.json").write_text(json.dumps({**summary, "last10_accuracy": 0.8123}))
+    text = as_markdown(study_table(STUDY, Runs.below([tmp_path]), "last10"))
+    assert "| FedFA | 81.23 [1] ▼ | 84.08(1.22) |" in text
+    assert "mean of the last ten evaluations" in text
+    assert "83.00" not in text
 
 
 @pytest.mark.parametrize(("mean", "mark"), [(84.08, ""), (86.52, ""), (86.53, "▲"), (81.64, ""), (81.63, "▼")])

@@ -130,6 +130,9 @@ def table(
     name: Name,
     results: Results = None,
     form: Annotated[str, typer.Option("--format", help="terminal, markdown, latex or csv.")] = "terminal",
+    last10: Annotated[
+        bool, typer.Option("--last10", help="Ours as the mean of the last ten evaluations, which swings less.")
+    ] = False,
 ) -> None:
     """Print ours and the paper's side by side."""
     from fedfa.messages import nearest
@@ -139,7 +142,7 @@ def table(
     if form not in ("terminal", *FORMATS):
         known = ["terminal", *FORMATS]
         raise SettingsError(f"--format {form!r}{nearest(form, known)}: one of {', '.join(known)}")
-    made = study_table(study(name), _runs(results))
+    made = study_table(study(name), _runs(results), "last10" if last10 else "final")
     if form == "terminal":
         _print_table(made)
     else:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedfa.errors import FedfaError
 from fedfa.paper.cells import Key, Place, key_of
 from fedfa.studies.folder import RunFolder
+
+Measure = Literal["final", "last10"]
+"""After the last round, or the mean of the last ten evaluations."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,12 @@ class Found:
     @property
     def accuracy(self) -> float:
         """Of the global model on the test set after the last round, in percent."""
+        return self.value("final")
+
+    def value(self, measure: Measure) -> float:
+        """An accuracy of a finished run, in percent."""
         assert self.summary is not None
-        return 100 * float(self.summary["final_accuracy"])
+        return 100 * float(self.summary[f"{measure}_accuracy"])
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fedfa.paper.cells import Place
 from fedfa.paper.declare import Column, Row, Study, readings
-from fedfa.paper.found import Found, Runs
+from fedfa.paper.found import Found, Measure, Runs
 from fedfa.paper.numbers import Published, published, source
 from fedfa.text_tables import csv_table, latex_table, latex_text, markdown_table
 
@@ -25,11 +25,11 @@ class Ours:
     seeds: tuple[int, ...]
 
     @classmethod
-    def of(cls, runs: Sequence[Found]) -> Ours | None:
+    def of(cls, runs: Sequence[Found], measure: Measure = "final") -> Ours | None:
         """From finished runs of one cell and one length, one per seed."""
         if not runs:
             return None
-        values = [run.accuracy for run in runs]
+        values = [run.value(measure) for run in runs]
         deviation = statistics.stdev(values) if len(values) > 1 else None
         return cls(statistics.fmean(values), deviation, tuple(run.seed for run in runs))
 
@@ -89,6 +89,8 @@ class StudyTable:
 
     study: Study
     rows: Sequence[TableRow]
+    measure: Measure
+    """What ours is; the paper's is always the accuracy after the last round."""
 
     def groups(self) -> dict[str, list[Column]]:
         """Columns by group, as declared."""
@@ -106,7 +108,7 @@ class StudyTable:
         return [row for row in self.rows if any(shows(row.cells[column.name]) for column in columns)]
 
 
-def study_table(study: Study, runs: Runs) -> StudyTable:
+def study_table(study: Study, runs: Runs, measure: Measure = "final") -> StudyTable:
     """Ours beside the paper's.
 
     First the rows under the reading that stands beside the paper's numbers, at the paper's length; then, where they
@@ -121,7 +123,9 @@ def study_table(study: Study, runs: Runs) -> StudyTable:
     shorter_ones = sorted((length for length in lengths if length < study.rounds), reverse=True)
 
     def made(row: Row, reading: str, rounds: int) -> TableRow:
-        return _row(row, reading, rounds, grid[row.name, reading], study, runs)
+        places = grid[row.name, reading]
+        ours = {column: Ours.of(runs.finished(place, rounds), measure) for column, place in places.items()}
+        return _row(row, reading, rounds, ours, study)
 
     rows = [made(row, names[0], study.rounds) for row in study.rows]
     others = [made(row, name, study.rounds) for row in study.rows for name in names[1:]]
@@ -132,15 +136,14 @@ def study_table(study: Study, runs: Runs) -> StudyTable:
         if any(cell is not None and cell.ours is not None for cell in row.cells.values()) and mark not in seen:
             seen.add(mark)  # a method that is the same under two readings is shown once
             rows.append(row)
-    return StudyTable(study, rows)
+    return StudyTable(study, rows, measure)
 
 
-def _row(row: Row, reading: str, rounds: int, places: Mapping[str, Place], study: Study, runs: Runs) -> TableRow:
+def _row(row: Row, reading: str, rounds: int, ours: Mapping[str, Ours | None], study: Study) -> TableRow:
     cells: dict[str, TableCell | None] = {column.name: None for column in study.columns}
-    for column, place in places.items():
-        ours = Ours.of(runs.finished(place, rounds))
-        shown = rounds == study.rounds and (ours is not None or reading == next(iter(readings())))
-        cells[column] = TableCell(ours, published(study.name, column, row.name) if shown else None)
+    for column, own in ours.items():
+        shown = rounds == study.rounds and (own is not None or reading == next(iter(readings())))
+        cells[column] = TableCell(own, published(study.name, column, row.name) if shown else None)
     return TableRow(row, reading, rounds, cells)
 
 
@@ -148,8 +151,11 @@ def legend(table: StudyTable) -> list[str]:
     """What the numbers mean, in sentences."""
     study = table.study
     first = next(iter(readings().values()))
+    what = f"after the last of {study.rounds} rounds"
+    if table.measure == "last10":
+        what = f"as the mean of the last ten evaluations of {study.rounds} rounds (the paper's is after the last one)"
     lines = [
-        f"Ours: accuracy in percent after the last of {study.rounds} rounds, mean(standard deviation) over seeds, in "
+        f"Ours: accuracy in percent {what}, mean(standard deviation) over seeds, in "
         "brackets the number of seeds (of the training; the split of the data is the same). "
         f"Rows without a remark: {first.words}.",
     ]

@@ -76,7 +76,7 @@ def results_table(results: Path, without: Collection[str] = ()) -> str:
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 _COMPARISON = re.compile(r"(<!-- comparison (\S+): begin -->\n).*?(<!-- comparison \2: end -->)", re.DOTALL)
-_PAPER = re.compile(r"(<!-- paper (\S+): begin -->\n).*?(<!-- paper \2: end -->)", re.DOTALL)
+_PAPER = re.compile(r"(<!-- paper (\S+)((?: last10)?): begin -->\n).*?(<!-- paper \2\3: end -->)", re.DOTALL)
 
 
 def refresh_page(page: Path, results: Path) -> str:
@@ -84,7 +84,8 @@ def refresh_page(page: Path, results: Path) -> str:
 
     Runs of a setting that has marks of its own (``<!-- comparison SETTING: begin -->`` … ``end``) stand side by side
     between them; all others are listed between the marks for results. Between ``<!-- paper NAME: begin -->`` … ``end``
-    goes one of the paper's tables, ours beside the paper's.
+    goes one of the paper's tables, ours beside the paper's; with ``NAME last10``, ours as the mean of the last ten
+    evaluations.
     """
     text = page.read_text(encoding="utf-8")
     compared = {found.group(2) for found in _COMPARISON.finditer(text)}
@@ -99,8 +100,9 @@ def refresh_page(page: Path, results: Path) -> str:
         return f"{begin}\n{comparison_table(results / setting)}\n\n{end}"
 
     def paper_table(found: re.Match[str]) -> str:
-        begin, name, end = found.groups()
-        return f"{begin}\n{as_markdown(study_table(study(name), Runs.below([results])))}\n\n{end}"
+        begin, name, steadier, end = found.groups()
+        made = study_table(study(name), Runs.below([results]), "last10" if steadier else "final")
+        return f"{begin}\n{as_markdown(made)}\n\n{end}"
 
     return _PAPER.sub(paper_table, _COMPARISON.sub(table, text))
 
