@@ -100,10 +100,11 @@ class StudyTable:
         return groups
 
     def rows_of(self, columns: Sequence[Column]) -> list[TableRow]:
-        """The rows that have something to show in some columns: whatever the paper has, and whatever was run."""
+        """The rows that have something to show in some columns: what was run, and what the paper has of its kind."""
+        alike = self.measure == "final"  # beside another measure the paper's numbers alone say nothing
 
         def shows(cell: TableCell | None) -> bool:
-            return cell is not None and (cell.ours is not None or cell.paper is not None)
+            return cell is not None and (cell.ours is not None or (alike and cell.paper is not None))
 
         return [row for row in self.rows if any(shows(row.cells[column.name]) for column in columns)]
 
