@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedfa.bench.contender import Contender, measure
+from fedfa.bench.contender import Contender, measure, measure_in_turns
 from fedfa.bench.record import measure_section
 from fedfa.bench.sections import Section, choose, read_peers, sections
 from fedfa.errors import SettingsError
@@ -124,3 +124,63 @@ if not mark.exists():
     assert [one.get("seconds") for one in measured["lucky"]] == [[1.0]]
     assert measured["never"] == [{"failed": "exit code 1: out of luck"}]
     assert sum("once more" in line for line in news) == 2
+
+
+def taking_turns(name: str, journal: Path, rounds: int, *, work: float = 0.05, more: str = "") -> Contender:
+    """Each round it writes its name down when it begins and when it ends, and works for a while in between."""
+    text = f"""
+import os, time
+from pathlib import Path
+from fedfa.bench.plain import clock, report
+def note(word):
+    with Path({str(journal)!r}).open("a") as file:
+        file.write(f"{name} {{word}}\\n")
+ends = []
+for number in range({rounds}):
+    {more or "pass"}
+    note("begins")
+    time.sleep({work})
+    note("ends")
+    ends.append(clock())
+report(ends)
+"""
+    return Contender(name, name.upper(), (sys.executable, "-c", text), limit=120.0)
+
+
+def test_rounds_are_taken_in_turns_and_nobody_works_while_another_does(tmp_path: Path) -> None:
+    journal, news = tmp_path / "journal", []
+    two = [taking_turns("a", journal, 4), taking_turns("b", journal, 4)]
+    measure_in_turns(two, tmp_path, lambda contender, words: news.append(f"{contender.name} {words}"))
+    lines = journal.read_text().splitlines()
+    assert [line.split()[1] for line in lines] == ["begins", "ends"] * 8
+    # The first round of each at its start; then turns, each time beginning with another one.
+    assert [line.split()[0] for line in lines[::2]] == ["a", "b", "b", "a", "a", "b", "b", "a"]
+    assert news[:4] == ["a start", "b start", "b turn 1", "a turn 1"]
+
+
+def test_the_clock_of_a_contender_stands_still_while_others_have_their_turn(tmp_path: Path) -> None:
+    """One waits 1.5 s for the other in each turn: none of its rounds holds that."""
+    slow, quick = (taking_turns(n, tmp_path / "journal", 3, work=w) for n, w in (("slow", 1.5), ("quick", 0.05)))
+    of_slow, of_quick = measure_in_turns([slow, quick], tmp_path, lambda *_: None)
+    assert len(of_slow["seconds"]) == len(of_quick["seconds"]) == 2
+    assert min(of_slow["seconds"]) >= 1.5
+    assert all(0.05 <= seconds < 1.5 for seconds in of_quick["seconds"])
+
+
+def test_a_contender_that_dies_in_its_turn_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    dies = taking_turns("dies", journal, 5, more='number < 2 or exit("out of luck")')
+    never = Contender("never", "Never", ("/no/such/program",))
+    found = measure_in_turns([dies, never, taking_turns("lives", journal, 5)], tmp_path, lambda *_: None)
+    assert found[0] == {"failed": "exit code 1: out of luck"}
+    assert found[1]["failed"].startswith("cannot be started")
+    assert len(found[2]["seconds"]) == 4
+
+
+def test_a_section_by_round_keeps_the_rounds_of_each_turn(tmp_path: Path) -> None:
+    news: list[str] = []
+    two = [taking_turns(name, tmp_path / "journal", 3, work=0.01) for name in "ab"]
+    record = measure_section(Section("s", "S", two, by_round=True), 2, tmp_path, news.append)
+    assert record["by_round"]
+    assert [[len(one["seconds"]) for one in c["measurements"]] for c in record["contenders"]] == [[2, 2], [2, 2]]
+    assert news[0] == "s 1/2: A: start"

@@ -54,6 +54,14 @@ def test_a_ratio_pairs_what_was_measured_in_the_same_repetition() -> None:
     assert [found.middle, found.low, found.high] == pytest.approx([3.0, 3.0, 3.0])
 
 
+def test_by_round_a_ratio_pairs_what_lay_in_one_turn() -> None:
+    """The machine slows down from turn to turn, for both; the second repetition of one failed."""
+    mine = [measured(1.0, 2.0, 4.0), {"failed": "x"}, measured(1.0, 1.0)]
+    theirs = [measured(2.0, 4.0, 8.0), measured(1.0), measured(2.5, 3.0)]
+    assert ratio(mine, theirs, by_round=True) == Figure(2.0, 2.0, 3.0)  # of 2, 2, 2, 2.5 and 3
+    assert ratio([{"failed": "x"}], [measured(1.0)], by_round=True) is None
+
+
 def test_repetitions_that_failed_are_left_out_together_with_their_partner() -> None:
     found = ratio([{"failed": "x"}, measured(1.0)], [measured(100.0), measured(2.0)])
     assert found == Figure(2.0, 2.0, 2.0)
@@ -85,6 +93,13 @@ def test_methods_are_compared_by_round_and_by_processor_time() -> None:
     more = contender("fedfa", measured(2.2, cpu_seconds=[5.0]), measured(4.4, cpu_seconds=[5.0]))
     (table,) = tables(record("methods", base, more))
     assert table.rows[1] == ("the fedfa", "3.30", "1.10 (1.10–1.10)", "1.25 (1.25–1.25)")
+
+
+def test_methods_that_took_turns_by_round_are_compared_by_round() -> None:
+    base = contender("fedavg", measured(1.0, 2.0, 4.0, cpu_seconds=[2.0, 4.0, 8.0]))
+    more = contender("fedfa", measured(1.5, 2.0, 4.0, cpu_seconds=[2.0, 4.0, 9.0]))
+    (table,) = tables({**record("methods", base, more), "by_round": True})
+    assert table.rows[1] == ("the fedfa", "2.00", "1.00 (1.00–1.50)", "1.00 (1.00–1.12)")
 
 
 def growth(clients: int, seconds: float, memory: float) -> dict[str, Any]:

@@ -12,15 +12,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedfa.bench.plain import ENV_ARRAYS, ENV_RESULT, ENV_STARTED
+from fedfa.bench.plain import ENV_ARRAYS, ENV_RESULT, ENV_STARTED, ENV_TURNS, GIVEN
 
 LOOK_EVERY = 2.0
 """Seconds between two looks at the memory: more often would cost the contender time."""
+LOOK_AT_TURNS_EVERY = 0.02
+"""Seconds between two looks whether a contender has ended its turn; it measures its time itself."""
 
 
 @dataclass(frozen=True)
@@ -50,65 +52,170 @@ def of_fedfa(name: str, title: str, module: str, *arguments: object, limit: floa
     return Contender(name, title, command, limit=limit, note=note)
 
 
-def measure(contender: Contender, arrays: Path) -> dict[str, Any]:
-    """Start it, wait for it, take its report.
+class Running:
+    """A contender that was started; used with ``with``, nothing that it started outlives it.
 
     Args:
         contender: What to start.
         arrays: Folder with the tasks' data.
+        in_turns: Let it wait for a turn after each round, see :meth:`give_turn`.
 
-    Returns:
-        The report, and with it ``memory_mb`` (the largest sum over its processes, shared pages counted once) and
-        ``processes``; or ``{"failed": words}``.
+    Attributes:
+        problem: What went wrong so far.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        result, output = Path(folder) / "result.json", Path(folder) / "output.txt"
+
+    def __init__(self, contender: Contender, arrays: Path, *, in_turns: bool = False) -> None:
+        self.contender = contender
+        self.problem: str | None = None
+        self._own = tempfile.TemporaryDirectory()
+        self._result, self._output = Path(self._own.name) / "result.json", Path(self._own.name) / "output.txt"
+        self._turns = Path(self._own.name) / "turns"
+        self._given, self._left = 0, contender.limit
+        self._memory, self._processes = 0, 1
+        self._process: subprocess.Popen[bytes] | None = None
         command = [part.replace("{port}", str(_free_port())) for part in contender.command]
         environment = {**os.environ, **contender.environment}
         # A contender says itself how many threads it uses; what the caller's shell says must not decide for some.
         if "OMP_NUM_THREADS" not in contender.environment:
             environment.pop("OMP_NUM_THREADS", None)
-        environment |= {ENV_ARRAYS: str(arrays), ENV_RESULT: str(result), ENV_STARTED: repr(time.time())}
+        environment |= {ENV_ARRAYS: str(arrays), ENV_RESULT: str(self._result), ENV_STARTED: repr(time.time())}
+        if in_turns:
+            self._turns.mkdir()
+            (self._turns / GIVEN).touch()
+            environment[ENV_TURNS] = str(self._turns)
         try:
-            with output.open("wb") as sink:
-                process = subprocess.Popen(
+            with self._output.open("wb") as sink:
+                self._process = subprocess.Popen(
                     command, env=environment, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True
                 )
         except OSError as error:
-            return {"failed": f"cannot be started: {error}"}
-        memory, processes, problem = _accompany(process, contender.limit)
-        if problem is None and process.returncode == 0 and result.exists():
-            report: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
-            return {**report, "memory_mb": memory, "processes": processes}
-        said = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        last = next((line.strip() for line in reversed(said) if re.search(r"\w", line)), "it said nothing")
-        return {"failed": f"{problem or f'exit code {process.returncode}'}: {last[-300:]}"}
+            self.problem = f"cannot be started: {error}"
 
+    def __enter__(self) -> Running:
+        return self
 
-def _accompany(process: subprocess.Popen[bytes], limit: float) -> tuple[float | None, int, str | None]:
-    """Wait for the end, looking at the memory now and then; nothing it started outlives this."""
-    until = time.monotonic() + limit
-    most, count, problem = 0, 1, None
-    try:
-        while True:
+    def __exit__(self, *_: object) -> None:
+        self._end()
+        self._own.cleanup()
+
+    def give_turn(self) -> None:
+        """Let it go on to the end of its next round."""
+        self._given += 1
+        with (self._turns / GIVEN).open("ab") as mark:
+            mark.write(b".")
+
+    def waits(self) -> bool:
+        """Whether all its processes that take turns have ended their round."""
+        marks = [mark.stat().st_size for mark in self._turns.iterdir() if mark.name != GIVEN]
+        return bool(marks) and min(marks) > self._given
+
+    def follow(self, *, to_its_turn: bool = False) -> bool:
+        """Wait for its end (or until it waits for a turn), looking at the memory now and then; whether it goes on."""
+        process = self._process
+        if process is None:
+            return False
+        begun = looked = time.monotonic()
+        while process.poll() is None:
+            if to_its_turn and self.waits():
+                self._left -= time.monotonic() - begun
+                return True
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(min(LOOK_EVERY, max(0.01, until - time.monotonic())))
+                process.wait(min(LOOK_AT_TURNS_EVERY if to_its_turn else LOOK_EVERY, self._left))
+            now = time.monotonic()
+            if now - begun >= self._left and process.poll() is None:
+                self.problem = f"not done after {self.contender.limit:.0f} s"
                 break
-            if time.monotonic() >= until:
-                problem = f"not done after {limit:.0f} s"
-                break
-            members = descendants(process.pid)
-            most, count = max(most, sum(map(proportional_memory, members))), max(count, len(members))
-    finally:
-        leftover = set(_session_members(process.pid))  # a session of its own: nobody else is in it
-        if process.poll() is None:
-            leftover |= set(descendants(process.pid))
+            if now - looked >= LOOK_EVERY:
+                looked = now
+                members = descendants(process.pid)
+                self._memory = max(self._memory, sum(map(proportional_memory, members)))
+                self._processes = max(self._processes, len(members))
+        self._end()
+        return False
+
+    def _end(self) -> None:
+        """Nothing it started goes on."""
+        if self._process is None:
+            return
+        leftover = set(_session_members(self._process.pid))  # a session of its own: nobody else is in it
+        if self._process.poll() is None:
+            leftover |= set(descendants(self._process.pid))
         for pid in leftover:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(10)
-    return (most / 2**20 if most else None), count, problem
+            self._process.wait(10)
+
+    def report(self) -> dict[str, Any]:
+        """What it reported, after its end; or ``{"failed": words}``.
+
+        With it ``memory_mb``, the largest sum over its processes, shared pages counted once, and ``processes``.
+        """
+        if self._process is None:
+            return {"failed": self.problem}
+        if self.problem is None and self._process.returncode == 0 and self._result.exists():
+            report: dict[str, Any] = json.loads(self._result.read_text(encoding="utf-8"))
+            memory = self._memory / 2**20 if self._memory else None
+            return {**report, "memory_mb": memory, "processes": self._processes}
+        said = self._output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        last = next((line.strip() for line in reversed(said) if re.search(r"\w", line)), "it said nothing")
+        return {"failed": f"{self.problem or f'exit code {self._process.returncode}'}: {last[-300:]}"}
+
+
+def measure(contender: Contender, arrays: Path) -> dict[str, Any]:
+    """Start a contender, wait for its end, take its report (see :meth:`Running.report`).
+
+    Args:
+        contender: What to start.
+        arrays: Folder with the tasks' data.
+    """
+    with Running(contender, arrays) as running:
+        running.follow()
+        return running.report()
+
+
+def measure_in_turns(
+    contenders: Sequence[Contender], arrays: Path, tell: Callable[[Contender, str], None]
+) -> list[dict[str, Any]]:
+    """Start all, one after the other, each to the end of its first round; then a round of each in turns, to their ends.
+
+    So what is compared lies within a minute, and the machine's moods, which last longer, meet all alike. A contender
+    that does not reach the end of its first round is started once more.
+
+    Args:
+        contenders: What to start, in this order.
+        arrays: Folder with the tasks' data.
+        tell: Called with the contender whose turn it is, and a word of news.
+
+    Returns:
+        The report of each.
+    """
+    with contextlib.ExitStack() as all_of_them:
+
+        def start(contender: Contender) -> Running:
+            tell(contender, "start")
+            running = all_of_them.enter_context(Running(contender, arrays, in_turns=True))
+            running.follow(to_its_turn=True)
+            return running
+
+        everyone = []
+        for contender in contenders:
+            running = start(contender)
+            if not running.waits() and "failed" in (report := running.report()):
+                tell(contender, f"failed ({report['failed']}); once more")
+                running = start(contender)
+            everyone.append(running)
+        going = [running for running in everyone if running.waits()]
+        turn = 0
+        while going:
+            turn += 1
+            first = turn % len(going)  # each time beginning with another one
+            for running in [*going[first:], *going[:first]]:
+                tell(running.contender, f"turn {turn}")
+                running.give_turn()
+                if not running.follow(to_its_turn=True):
+                    going.remove(running)
+        return [running.report() for running in everyone]
 
 
 def descendants(pid: int) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Figure:
-    """A median with the smallest and the largest of the repetitions."""
+    """A median with the smallest and the largest of the repetitions, or with its interval."""
 
     middle: float
     low: float
@@ -65,14 +65,34 @@ def startup(measurement: dict[str, Any]) -> float:
     return float(measurement["first"]) - round_seconds(measurement)
 
 
-def ratio(of: Sequence[dict[str, Any]], to: Sequence[dict[str, Any]]) -> Figure | None:
-    """How many times as fast one contender is as another: pairs of one repetition, then the median of the ratios.
+def pairs(
+    of: Sequence[dict[str, Any]], to: Sequence[dict[str, Any]], key: str = "seconds", *, by_round: bool = False
+) -> list[tuple[float, float]]:
+    """What two contenders measured side by side: medians of one repetition, or by round what lay within one turn.
 
-    Repetitions in which either failed are left out; None if none is left.
+    Repetitions in which either failed are left out.
     """
-    pairs = [
-        round_seconds(theirs) / round_seconds(mine)
+    both = [
+        (mine[key], theirs[key])
         for mine, theirs in zip(of, to, strict=False)
         if "failed" not in mine and "failed" not in theirs
     ]
-    return Figure.of(pairs) if pairs else None
+    if by_round:
+        return [pair for mine, theirs in both for pair in zip(mine, theirs, strict=False)]
+    return [(float(median(mine)), float(median(theirs))) for mine, theirs in both]
+
+
+def ratio(of: Sequence[dict[str, Any]], to: Sequence[dict[str, Any]], *, by_round: bool = False) -> Figure | None:
+    """How many times as fast one contender is as another: the median of the ratios of the :func:`pairs`.
+
+    With it the smallest and the largest, or by round, where they are many, the 95 % interval of the median; None if
+    there is no pair.
+    """
+    return summary([theirs / mine for mine, theirs in pairs(of, to, by_round=by_round)], by_round=by_round)
+
+
+def summary(ratios: Sequence[float], *, by_round: bool) -> Figure | None:
+    """The median with the spread that :func:`ratio` gives it."""
+    if not ratios:
+        return None
+    return Figure(median(ratios), *median_interval(ratios)) if by_round else Figure.of(ratios)

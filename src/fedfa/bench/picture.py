@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedfa.bench.figures import Figure, ratio, round_seconds
-from fedfa.bench.tables import good, step_shares
+from fedfa.bench.tables import by_round, good, step_shares
 from fedfa.errors import FedfaError
 
 OURS, OTHERS, BARE, WORK = "#0b6e4f", "#8a8f98", "#c9ccd1", "#2f5d8a"
@@ -65,7 +65,7 @@ def _bars(axes: Any, record: dict[str, Any]) -> None:
     reference = record["contenders"][0]["measurements"]
     rows = []
     for contender in record["contenders"]:
-        figure = ratio(contender["measurements"], reference)
+        figure = ratio(contender["measurements"], reference, by_round=by_round(record))
         if figure is not None:
             rows.append((contender["title"], figure, "fedfa" in contender["title"], "loop" in contender["title"]))
     rows.reverse()

@@ -21,6 +21,10 @@ from torch import Tensor, nn
 
 ENV_ARRAYS, ENV_RESULT, ENV_STARTED = "FEDFA_BENCH_ARRAYS", "FEDFA_BENCH_RESULT", "FEDFA_BENCH_STARTED"
 """Environment of a contender: folder of the arrays, file for the report, wall-clock time of its launch."""
+ENV_TURNS = "FEDFA_BENCH_TURNS"
+"""Likewise, where contenders take turns: a folder. Its file :data:`GIVEN` has one byte for each turn given; each
+process that waits for turns has a file there too, named by its number, with one byte for each round it ended."""
+GIVEN = "given"
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,29 @@ def report(ends: Sequence[float], **more: Any) -> None:
     Path(os.environ[ENV_RESULT]).write_text(json.dumps(found), encoding="utf-8")
 
 
-def clock() -> float:
-    """The moment, comparable between processes."""
-    return time.time()
+class Clock:
+    """The moment at the end of a round; where contenders take turns, asking for it also waits for the next turn.
+
+    Meanwhile the clock stands still, so the difference between two moments is the contender's own time. All processes
+    of a contender that would begin the next round by themselves ask it; those that are given their work need not.
+    """
+
+    def __init__(self) -> None:
+        self._rounds = 0
+        self._waited = 0.0
+
+    def __call__(self) -> float:
+        """The moment, comparable between processes."""
+        now = time.time()
+        moment = now - self._waited
+        if folder := os.environ.get(ENV_TURNS):
+            self._rounds += 1
+            with (Path(folder) / str(os.getpid())).open("ab") as mark:
+                mark.write(b".")
+            while (Path(folder) / GIVEN).stat().st_size < self._rounds:
+                time.sleep(0.002)
+            self._waited += time.time() - now
+        return moment
+
+
+clock = Clock()

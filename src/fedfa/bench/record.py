@@ -7,6 +7,7 @@ import os
 import platform
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 
 import fedfa
-from fedfa.bench.contender import measure
+from fedfa.bench.contender import Contender, measure, measure_in_turns
 from fedfa.bench.sections import Section
 from fedfa.engines.cores import available_cores
 from fedfa.errors import RunError
@@ -28,13 +29,22 @@ Tell = Callable[[str], None]
 def measure_section(section: Section, repeat: int, arrays: Path, tell: Tell) -> dict[str, Any]:
     """Run the contenders in turns, as often as asked, each time beginning with another one; after a failure once more.
 
-    What disturbs the machine for a while then disturbs all of them.
+    What disturbs the machine for a while then disturbs all of them. A turn is a whole run, or, in sections whose rounds
+    take seconds, a round.
     """
     found: dict[str, list[dict[str, Any]]] = {contender.name: [] for contender in section.contenders}
     begun = datetime.now(UTC)
     for repetition in range(repeat):
         turn = repetition * 2 % len(section.contenders)
-        for contender in [*section.contenders[turn:], *section.contenders[:turn]]:
+        order = [*section.contenders[turn:], *section.contenders[:turn]]
+        if section.by_round:
+            reports = measure_in_turns(
+                order, arrays, partial(_tell_of, tell, f"{section.name} {repetition + 1}/{repeat}")
+            )
+            for contender, one in zip(order, reports, strict=True):
+                found[contender.name].append(one)
+            continue
+        for contender in order:
             tell(f"{section.name} {repetition + 1}/{repeat}: {contender.title}")
             one = measure(contender, arrays)
             if "failed" in one:
@@ -46,6 +56,7 @@ def measure_section(section: Section, repeat: int, arrays: Path, tell: Tell) -> 
         "title": section.title,
         "about": circumstances(begun),
         "repetitions": repeat,
+        "by_round": section.by_round,
         "sample_steps": section.task.sample_steps if section.task else None,
         "aims": [{"of": aim.of, "to": aim.to, "at_least": aim.at_least} for aim in section.aims],
         "contenders": [
@@ -53,6 +64,10 @@ def measure_section(section: Section, repeat: int, arrays: Path, tell: Tell) -> 
             for c in section.contenders
         ],
     }  # fmt: skip
+
+
+def _tell_of(tell: Tell, where: str, contender: Contender, words: str) -> None:
+    tell(f"{where}: {contender.title}: {words}")
 
 
 def circumstances(moment: datetime) -> dict[str, Any]:

@@ -33,6 +33,7 @@ class Section:
         contenders: The first one is what the others are compared with.
         task: What they do, where all do the same.
         aims: Ratios worth a line of their own.
+        by_round: Contenders take turns round by round, not run by run; for rounds of seconds.
     """
 
     name: str
@@ -40,9 +41,10 @@ class Section:
     contenders: Sequence[Contender]
     task: Task | None = None
     aims: Sequence[Aim] = field(default_factory=tuple)
+    by_round: bool = False
 
 
-ROUNDS = {"cnn": 4, "mlp": 60}
+ROUNDS = {"cnn": 5, "mlp": 60}
 QUICK_ROUNDS = {"cnn": 3, "mlp": 10}
 """With the warm-up round."""
 WORDS = {
@@ -133,7 +135,7 @@ def _cnn(rounds: int, peers: list[Contender]) -> Section:
         Aim("fedavg-2", "fedlab"),
         Aim("fedavg-2", "fedavg-1"),
     ]
-    return Section("cnn", "The paper's CNN on Fashion-MNIST, 10 of 100 clients", contenders, task, aims)
+    return Section("cnn", "The paper's CNN on Fashion-MNIST, 10 of 100 clients", contenders, task, aims, by_round=True)
 
 
 def _gains(rounds: int) -> Section:
@@ -146,7 +148,7 @@ def _gains(rounds: int) -> Section:
         ),
         _loop("loop", "without any: the plain loop", task, rounds, 2),
     ]
-    return Section("gains", "What each gain is worth: the tuned loop without it", contenders, task)
+    return Section("gains", "What each gain is worth: the tuned loop without it", contenders, task, by_round=True)
 
 
 def _mlp(rounds: int, peers: list[Contender]) -> Section:
@@ -183,8 +185,9 @@ def _methods(rounds: int) -> Section:
     # A round of at most 1.05 times FedAvg's is a speed of at least 1/1.05.
     aims = [Aim("fedfa", "fedavg", 1 / 1.05)]
     return Section(
-        "methods", "What methods cost: the CNN, the same 10 clients in every round, 2 workers", contenders, task, aims
-    )
+        "methods", "What methods cost: the CNN, the same 10 clients in every round, 2 workers", contenders, task, aims,
+        by_round=True,
+    )  # fmt: skip
 
 
 def _turns(quick: bool) -> Section:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any
 
-from fedfa.bench.figures import Figure, median_interval, ratio, round_seconds, startup, throughput
+from fedfa.bench.figures import Figure, median_interval, pairs, ratio, round_seconds, startup, summary, throughput
 
 Record = dict[str, Any]
 
@@ -52,6 +52,11 @@ def named(record: Record) -> dict[str, Record]:
     return {contender["name"]: contender for contender in record["contenders"]}
 
 
+def by_round(record: Record) -> bool:
+    """Whether the contenders took turns round by round (in older records they never did)."""
+    return bool(record.get("by_round"))
+
+
 def _contest(record: Record) -> Table:
     reference = record["contenders"][0]
     rows = []
@@ -65,7 +70,7 @@ def _contest(record: Record) -> Table:
             rows.append((title, f"failed: {contender['measurements'][-1]['failed']}"[:120], "–", "–", "–"))
             continue
         speed = Figure.of([throughput(one, record["sample_steps"]) for one in done])
-        against = ratio(contender["measurements"], reference["measurements"])
+        against = ratio(contender["measurements"], reference["measurements"], by_round=by_round(record))
         memory = [one["memory_mb"] for one in done if one.get("memory_mb")]
         rows.append(
             (
@@ -88,19 +93,17 @@ def _methods(record: Record) -> Table:
         if not done:
             rows.append((contender["title"], f"failed: {contender['measurements'][-1]['failed']}"[:120], "–", "–"))
             continue
-        pairs = [
-            (mine, theirs)
-            for mine, theirs in zip(contender["measurements"], reference["measurements"], strict=True)
-            if "failed" not in mine and "failed" not in theirs
-        ]
-        longer = [round_seconds(mine) / round_seconds(theirs) for mine, theirs in pairs]
-        work = [median(mine["cpu_seconds"]) / median(theirs["cpu_seconds"]) for mine, theirs in pairs]
+        both, each = (contender["measurements"], reference["measurements"]), by_round(record)
+        longer, work = (
+            summary([mine / theirs for mine, theirs in pairs(*both, key, by_round=each)], by_round=each)
+            for key in ("seconds", "cpu_seconds")
+        )
         rows.append(
             (
                 contender["title"],
                 f"{Figure.of([round_seconds(one) for one in done]).middle:.2f}",
-                Figure.of(longer).text() if longer else "–",
-                Figure.of(work).text() if work else "–",
+                longer.text() if longer else "–",
+                work.text() if work else "–",
             )
         )
     header = ("", "seconds a round", f"against {reference['title']}", "processor time of the clients, likewise")
@@ -121,11 +124,11 @@ def _turns(record: Record) -> Table:
         lower, _, upper = quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
         share = f"{median(ratios):.3f} ({low:.3f}–{high:.3f})"
         rows.append((name, f"{milliseconds:,.0f}", share, f"{lower:.2f}–{upper:.2f}"))
-    pairs = sum(len(one[first]) for one in done)
+    turns = sum(len(one[first]) for one in done)
     header = (
         "",
         "ms a client",
-        f"against {first} in the same turn: median of {pairs} turns (95 % interval of the median)",
+        f"against {first} in the same turn: median of {turns} turns (95 % interval of the median)",
         "middle half of the turns",
     )
     return Table(record["title"], header, rows)
@@ -138,7 +141,7 @@ def _aims(record: Record) -> Table | None:
         if aim["of"] not in contenders or aim["to"] not in contenders:
             continue
         of, to = contenders[aim["of"]], contenders[aim["to"]]
-        found = ratio(of["measurements"], to["measurements"])
+        found = ratio(of["measurements"], to["measurements"], by_round=by_round(record))
         if found is None:
             continue
         wanted = aim["at_least"]
@@ -188,7 +191,7 @@ def _step(record: Record) -> list[Table]:
     speed = Figure.of([one["flop_per_second"] / 1e9 for one in done])
     peak = Figure.of([one["matmul_peak"] / 1e9 for one in done])
     of_peak = Figure.of([100 * one["share_of_peak"] for one in done])
-    summary = [
+    peaks = [
         ("time of a step, ms", milliseconds.text(1)),
         ("operations of a step, million", f"{done[0]['flop_per_step'] / 1e6:,.0f}"),
         ("reached, billion a second", speed.text(1)),
@@ -197,7 +200,7 @@ def _step(record: Record) -> list[Table]:
     ]
     return [
         Table(record["title"], ("what the time is for", "share"), rows),
-        Table("Against the peak of the processor", ("one thread, float32", ""), summary),
+        Table("Against the peak of the processor", ("one thread, float32", ""), peaks),
     ]
 
 
