@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedfa.bench.plain import ENV_ARRAYS, ENV_RESULT, ENV_STARTED, ENV_TURNS, GIVEN
+from fedfa.bench.plain import ENV_ARRAYS, ENV_RESULT, ENV_STARTED, ENV_TURNS
+from fedfa.bench.processes import descendants, proportional_memory, session_members
+from fedfa.bench.turn_taking import Turns
 
 LOOK_EVERY = 2.0
 """Seconds between two looks at the memory: more often would cost the contender time."""
-LOOK_AT_TURNS_EVERY = 0.02
-"""Seconds between two looks whether a contender has ended its turn; it measures its time itself."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ class Running:
         self.problem: str | None = None
         self._own = tempfile.TemporaryDirectory()
         self._result, self._output = Path(self._own.name) / "result.json", Path(self._own.name) / "output.txt"
-        self._turns = Path(self._own.name) / "turns"
-        self._given, self._left = 0, contender.limit
+        self._turns = Turns() if in_turns else None
+        self._left = contender.limit
         self._memory, self._processes = 0, 1
         self._process: subprocess.Popen[bytes] | None = None
         command = [part.replace("{port}", str(_free_port())) for part in contender.command]
@@ -79,10 +79,8 @@ class Running:
         if "OMP_NUM_THREADS" not in contender.environment:
             environment.pop("OMP_NUM_THREADS", None)
         environment |= {ENV_ARRAYS: str(arrays), ENV_RESULT: str(self._result), ENV_STARTED: repr(time.time())}
-        if in_turns:
-            self._turns.mkdir()
-            (self._turns / GIVEN).touch()
-            environment[ENV_TURNS] = str(self._turns)
+        if self._turns is not None:
+            environment[ENV_TURNS] = str(self._turns.port)
         try:
             with self._output.open("wb") as sink:
                 self._process = subprocess.Popen(
@@ -97,36 +95,37 @@ class Running:
     def __exit__(self, *_: object) -> None:
         self._end()
         self._own.cleanup()
+        if self._turns is not None:
+            self._turns.close()
 
     def give_turn(self) -> None:
         """Let it go on to the end of its next round."""
-        self._given += 1
-        with (self._turns / GIVEN).open("ab") as mark:
-            mark.write(b".")
+        if self._turns is not None:
+            self._turns.give()
 
     def waits(self) -> bool:
         """Whether all its processes that take turns have ended their round."""
-        marks = [mark.stat().st_size for mark in self._turns.iterdir() if mark.name != GIVEN]
-        return bool(marks) and min(marks) > self._given
+        return self._turns is not None and self._turns.wanted()
 
     def follow(self, *, to_its_turn: bool = False) -> bool:
         """Wait for its end (or until it waits for a turn), looking at the memory now and then; whether it goes on."""
         process = self._process
         if process is None:
             return False
-        begun = looked = time.monotonic()
+        begun = time.monotonic()
         while process.poll() is None:
             if to_its_turn and self.waits():
                 self._left -= time.monotonic() - begun
                 return True
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(min(LOOK_AT_TURNS_EVERY if to_its_turn else LOOK_EVERY, self._left))
-            now = time.monotonic()
-            if now - begun >= self._left and process.poll() is None:
+            seconds = max(0.01, min(LOOK_EVERY, self._left - (time.monotonic() - begun)))
+            if self._turns is not None and to_its_turn:
+                looks = self._turns.listen(seconds)
+            else:
+                looks = _still_there(process, seconds)
+            if time.monotonic() - begun >= self._left and process.poll() is None:
                 self.problem = f"not done after {self.contender.limit:.0f} s"
                 break
-            if now - looked >= LOOK_EVERY:
-                looked = now
+            if looks:
                 members = descendants(process.pid)
                 self._memory = max(self._memory, sum(map(proportional_memory, members)))
                 self._processes = max(self._processes, len(members))
@@ -137,7 +136,7 @@ class Running:
         """Nothing it started goes on."""
         if self._process is None:
             return
-        leftover = set(_session_members(self._process.pid))  # a session of its own: nobody else is in it
+        leftover = set(session_members(self._process.pid))  # a session of its own: nobody else is in it
         if self._process.poll() is None:
             leftover |= set(descendants(self._process.pid))
         for pid in leftover:
@@ -160,6 +159,15 @@ class Running:
         said = self._output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         last = next((line.strip() for line in reversed(said) if re.search(r"\w", line)), "it said nothing")
         return {"failed": f"{self.problem or f'exit code {self._process.returncode}'}: {last[-300:]}"}
+
+
+def _still_there(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Wait for a process that long; whether it goes on."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
 
 
 def measure(contender: Contender, arrays: Path) -> dict[str, Any]:
@@ -216,47 +224,6 @@ def measure_in_turns(
                 if not running.follow(to_its_turn=True):
                     going.remove(running)
         return [running.report() for running in everyone]
-
-
-def descendants(pid: int) -> list[int]:
-    """A process and all below it; where the system does not tell (not Linux), the process alone."""
-    found, waiting = [], [pid]
-    while waiting:
-        one = waiting.pop()
-        found.append(one)
-        with contextlib.suppress(OSError):
-            for task in Path(f"/proc/{one}/task").iterdir():
-                with contextlib.suppress(OSError):
-                    waiting += map(int, (task / "children").read_text().split())
-    return found
-
-
-def proportional_memory(pid: int) -> int:
-    """Bytes a process has in memory, pages that several share divided among them; 0 where unknown."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
-
-
-def resident_memory() -> int:
-    """Bytes this process has in memory now; 0 where the system does not tell."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
-
-
-def _session_members(session: int) -> Sequence[int]:
-    """Processes of the contender's own session that are still there after it ended."""
-    members = []
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            fields = entry.read_text().rpartition(")")[2].split()
-            if int(fields[3]) == session:
-                members.append(int(entry.parent.name))
-    return members
 
 
 def _free_port() -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,9 +23,8 @@ from torch import Tensor, nn
 ENV_ARRAYS, ENV_RESULT, ENV_STARTED = "FEDFA_BENCH_ARRAYS", "FEDFA_BENCH_RESULT", "FEDFA_BENCH_STARTED"
 """Environment of a contender: folder of the arrays, file for the report, wall-clock time of its launch."""
 ENV_TURNS = "FEDFA_BENCH_TURNS"
-"""Likewise, where contenders take turns: a folder. Its file :data:`GIVEN` has one byte for each turn given; each
-process that waits for turns has a file there too, named by its number, with one byte for each round it ended."""
-GIVEN = "given"
+"""Likewise, where contenders take turns: a port of this machine, which is told of the end of each round with a byte and
+answers with one when the next may begin."""
 
 
 @dataclass(frozen=True)
@@ -119,19 +119,19 @@ class Clock:
     """
 
     def __init__(self) -> None:
-        self._rounds = 0
         self._waited = 0.0
+        self._line: socket.socket | None = None
 
     def __call__(self) -> float:
         """The moment, comparable between processes."""
         now = time.time()
         moment = now - self._waited
-        if folder := os.environ.get(ENV_TURNS):
-            self._rounds += 1
-            with (Path(folder) / str(os.getpid())).open("ab") as mark:
-                mark.write(b".")
-            while (Path(folder) / GIVEN).stat().st_size < self._rounds:
-                time.sleep(0.002)
+        if port := os.environ.get(ENV_TURNS):
+            if self._line is None:
+                self._line = socket.create_connection(("127.0.0.1", int(port)))
+            self._line.sendall(b".")
+            if not self._line.recv(1):
+                raise SystemExit("nobody gives turns any more")
             self._waited += time.time() - now
         return moment
 

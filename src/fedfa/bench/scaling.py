@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--algorithm", default="fedavg")
     asked = parser.parse_args(arguments)
 
-    from fedfa.bench.contender import resident_memory
+    from fedfa.bench.processes import resident_memory
     from fedfa.studies.run import run
     from fedfa.studies.settings import Settings
 
