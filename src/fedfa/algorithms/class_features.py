@@ -39,8 +39,8 @@ class ClassFeatures:
     """Sums (or sums of batch means) of this epoch, and counts."""
     batches: int = field(init=False)
     """Batches of this epoch so far."""
-    waiting: list[tuple[Tensor, Tensor, Tensor]] = field(init=False)
-    """Features and labels of batches that have not been added yet, with the batch's samples of each one's class."""
+    waiting: list[tuple[Tensor, Tensor, Tensor | None]] = field(init=False)
+    """Features and labels of batches that have not been added yet, and weights where the batches' means count."""
     previous: Tensor = field(init=False)
     """m^(k−1)"""
     averaged: Tensor = field(init=False)
@@ -56,7 +56,8 @@ class ClassFeatures:
 
     def add(self, features: Tensor, batch: Batch) -> None:
         """Take in the features of a batch (eq. 6)."""
-        self.waiting.append((features.detach(), batch.y, batch.same_class))
+        weights = batch.class_weights(1.0) if self.class_mean == "batch" else None
+        self.waiting.append((features.detach(), batch.y, weights))
         self.batches += 1
         if len(self.waiting) == WAITING:
             self.add_up()
@@ -65,14 +66,13 @@ class ClassFeatures:
         """Add what is waiting: one product for many batches takes less time than one for each."""
         if not self.waiting:
             return
-        features, y, same_class = (
-            torch.cat(values, -2 if n == 0 else -1) for n, values in enumerate(zip(*self.waiting, strict=True))
-        )
+        each, labels, weights = zip(*self.waiting, strict=True)
+        features, y = torch.cat(each, -2), torch.cat(labels, -1)
         self.waiting = []
         member = membership(y, self.start.shape[-2], features)
         self.epoch["count"] += member.sum(-2).unsqueeze(-1)
         if self.class_mean == "batch":  # a sum of batch means
-            member = member / same_class.unsqueeze(-1)
+            member = member * torch.cat(weights, -2)
         self.epoch["sum"] += product(member.mT, features)
 
     def end_epoch(self, *, remember: bool = True) -> None:

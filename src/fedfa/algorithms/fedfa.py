@@ -181,7 +181,7 @@ class Anchors(Part[AnchorsOptions]):
             if self.options.loss == "sample":
                 gradient = difference * (2 * self.options.mu / batch.y.shape[-1])
             else:
-                gradient = difference / (batch.same_class * (ctx.num_classes / (2 * self.options.mu))).unsqueeze(-1)
+                gradient = difference * batch.class_weights(2 * self.options.mu / ctx.num_classes)
             batch.add_gradient(features, gradient)
             loss = torch.add(loss, (gradient * difference).sum((-2, -1)), alpha=0.5)  # w ‖h − a_y‖² of all samples
         return loss
@@ -271,7 +271,9 @@ class Calibration(Part[CalibrationOptions]):
             direction, rate = mine["batch"].gradient(weight, bias), self.options.lr or ctx.local.lr
             if self.options.optimiser == "adam":
                 direction, rate = mine["adam"].step(direction)
-            move(weight, bias, direction, rate)
+            if mine.get("direction") is not direction:  # Adam's is the same tensor in every step
+                mine["direction"], mine["parts"] = direction, parts_of(direction, weight, bias)
+            move(weight, bias, mine["parts"], rate)
 
 
 class FinalOptions(Options):
@@ -340,7 +342,7 @@ class FinalCalibration(Part[FinalOptions]):
             (after[0], after[1] if len(after) > 1 else None),
         )
         for _ in range(self.options.steps):
-            move(weight, bias, batch.gradient(weight, bias), self.options.lr)
+            move(weight, bias, parts_of(batch.gradient(weight, bias), weight, bias), self.options.lr)
         update = {name: new - old for name, new, old in zip(names, after, before, strict=True)}
         if first_non_finite(update) is not None:
             raise RecipeError(f"the last calibration diverged: lower algorithm.final.lr (now {self.options.lr:g})")
@@ -400,12 +402,18 @@ class AnchorBatch:
         return product(error.mT, self.shares)
 
 
-def move(weight: Tensor, bias: Tensor | None, direction: Tensor, rate: float) -> None:
-    """A step of a classifier against a direction: the weight's, ``[…, C, d]``, and as column d the bias's."""
-    features = weight.shape[-1]
-    weight.sub_(direction.narrow(-1, 0, features), alpha=rate)
-    if bias is not None:
-        bias.sub_(direction.select(-1, features), alpha=rate)
+def parts_of(direction: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Which columns of an :meth:`AnchorBatch.gradient` are for the weight, and which one for the bias."""
+    width = weight.shape[-1]
+    return direction.narrow(-1, 0, width), None if bias is None else direction.select(-1, width)
+
+
+def move(weight: Tensor, bias: Tensor | None, parts: tuple[Tensor, Tensor | None], rate: float) -> None:
+    """A step of a classifier against a direction, given in its :func:`parts_of`."""
+    of_weight, of_bias = parts
+    weight.sub_(of_weight, alpha=rate)
+    if bias is not None and of_bias is not None:
+        bias.sub_(of_bias, alpha=rate)
 
 
 def initial_anchors(init: str, classes: int, dim: int, rng: np.random.Generator, name: str = LAST) -> Tensor:

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from fedfa.errors import ClientError, FedfaError
-from fedfa.learning.local_loop import Batches, LocalSteps, take_local_steps
+from fedfa.learning.batches import Batches
+from fedfa.learning.local_loop import LocalSteps, take_local_steps
 from fedfa.learning.optimisers import Sgd
 from fedfa.learning.part import ClientContext, LocalTraining, Role
 from fedfa.learning.random import stream, torch_stream

@@ -6,27 +6,21 @@ It serves a client alone, with inputs ``[B, …]`` and a scalar loss, and severa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedfa.learning.batches import Batches, Fetching
 from fedfa.learning.optimisers import Sgd
 from fedfa.learning.part import Batch, ClientContext, Precision
 from fedfa.learning.recipe import Recipe
 from fedfa.learning.stacking import SideBySide
-
-
-class Batches(Protocol):
-    """What the loop needs of a client's data."""
-
-    def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs ready for the network, and labels, at these positions."""
 
 
 @dataclass
@@ -72,25 +66,25 @@ def take_local_steps(
     epochs = local.epochs if local.steps is None else -(-local.steps // max(1, ctx.batches_per_epoch))
     one: Tensor | None = None
     chain = None if change_logits or change_loss else ctx.model.chain  # then the loss is the cross-entropy alone
+    fetching = Fetching(data, local.batch_size, ctx.num_classes, device)
     losses: list[Tensor] = []  # of each step; or of each of its samples
     for epoch in range(epochs):
         ctx.epoch = epoch
         orders = [shuffle.permutation(ctx.size) for shuffle in shuffles]
         order = torch.from_numpy(np.stack(orders) if ctx.label_counts.dim() > 1 else orders[0])
         left = ctx.batches_per_epoch if local.steps is None else min(ctx.batches_per_epoch, local.steps - ctx.steps)
-        for number, (index, x, y) in zip(range(left), _batches(data, order, local.batch_size), strict=False):
+        for number, (index, x, y, place) in enumerate(fetching.batches(order, left)):
             way.stage = f"local training (epoch {epoch + 1}, batch {number + 1})"
-            x, y = x.to(device), y.to(device)
             if chain is not None:
                 features, logits, loss = chain.set_gradients(x.flatten(y.dim()), y)
-                batch = Batch(x, y, index, features, logits)
+                batch = Batch(x, y, index, features, logits, place=place)
             else:
                 with _computing_in(local.precision, device):
                     features, logits = ctx.model(x)
                 if local.precision != "float32":
                     features, logits = features.float(), logits.float()
                     ctx.model.outputs = {name: output.float() for name, output in ctx.model.outputs.items()}
-                batch = Batch(x, y, index, features, logits, ctx.model.outputs)
+                batch = Batch(x, y, index, features, logits, ctx.model.outputs, place=place)
                 for hook in change_logits:
                     logits = hook(ctx, batch, logits)
                 loss = cross_entropy(logits, y)
@@ -114,15 +108,6 @@ def take_local_steps(
             hook(ctx)
     if losses:
         way.losses = torch.stack(losses) if chain is None else _means(losses)
-
-
-def _batches(data: Batches | SideBySide, order: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Positions, inputs and labels of one batch after the other."""
-    positions = torch.split(order, size, -1)
-    if isinstance(data, SideBySide):
-        inputs, labels = data.in_order(order)
-        return zip(positions, torch.split(inputs, size, 1), torch.split(labels, size, 1), strict=True)
-    return ((index, *data.batch(index)) for index in positions)
 
 
 def _means(losses: Sequence[Tensor]) -> Tensor:

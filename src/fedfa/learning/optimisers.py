@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -78,6 +79,12 @@ class Sgd:
         torch._foreach_add_(parameters, momenta or steps, alpha=-self._lr)
 
 
+@lru_cache(maxsize=4096)
+def _number(value: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A number as a tensor; the kernel for Adam takes its count of steps so, and only reads it."""
+    return torch.tensor(value, dtype=dtype, device=device)
+
+
 EVEN = 16
 """Elements of which vector instructions take whole numbers at a time, or of a divisor of it."""
 
@@ -107,8 +114,9 @@ class Adam:
         # torch's one kernel for all of it rounds the last few elements of an uneven tensor otherwise than those before,
         # so clients that are stacked would end with other bits than alone.
         if _one_kernel([gradient]) and gradient.shape[-1] % EVEN == 0:
+            step = _number(self.steps, gradient.dtype, gradient.device)
             torch._fused_adam_(
-                [self.moved.zero_()], [gradient], [self.first], [self.second], [], [gradient.new_full((), self.steps)],
+                [self.moved.zero_()], [gradient], [self.first], [self.second], [], [step],
                 lr=self.lr, beta1=beta1, beta2=beta2, weight_decay=0.0, eps=self.eps, amsgrad=False, maximize=False,
             )  # fmt: skip
             return self.moved, -1.0

@@ -36,6 +36,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
+from fedfa.learning.batches import Labels
 from fedfa.learning.sums import Total, WeightedSum
 from fedfa.learning.tensors import PartTensors, Tensors, clone
 from fedfa.models.split import SplitModel
@@ -148,7 +149,8 @@ class Batch:
     """Outputs of the modules that parts asked to watch, with their graph."""
     known: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Tensors of the graph, with what a term of the loss adds to their gradient; see :meth:`add_gradient`."""
-    _same_class: Tensor | None = None
+    place: tuple[Labels, int] | None = None
+    """The labels of all batches that were fetched with this one, and which of them it is."""
 
     def add_gradient(self, of: Tensor, gradient: Tensor) -> None:
         """For a term of the loss whose gradient has a closed form: let the backward pass start from it as well.
@@ -162,12 +164,10 @@ class Batch:
         if of.requires_grad:
             self.known.append((of, gradient))
 
-    @property
-    def same_class(self) -> Tensor:
-        """For each sample, how many samples of the batch are of its class (itself included), ``[…, B]``; made once."""
-        if self._same_class is None:
-            self._same_class = (self.y.unsqueeze(-1) == self.y.unsqueeze(-2)).sum(-1, dtype=self.features.dtype)
-        return self._same_class
+    def class_weights(self, of_a_class: float) -> Tensor:
+        """Weights of the samples, ``[…, B, 1]``: those of each class that is here add up to ``of_a_class``."""
+        labels, number = self.place or (Labels(self.y, self.y.shape[-1], int(self.y.max()) + 1), 0)
+        return labels.class_weights(number, of_a_class, self.features.dtype)
 
 
 @dataclass
