@@ -4,9 +4,15 @@
 >>> settings = fedfa.Settings.preset("digits-c2", {"rounds": 2})
 """
 
+import os
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+
+# Intel's library of matrix products, which torch uses, otherwise adds in an order that depends on where in memory a
+# matrix lies (seen on a processor with AVX2): the same client would end with other bits in another place of a stack.
+# This way costs nothing measurable. It is read at the first product, so it must be said before that.
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 if TYPE_CHECKING:
     from fedfa.algorithms.method import Method

@@ -206,3 +206,25 @@ def test_what_cannot_be_stacked_is_refused(name: str, reason: str) -> None:
     assert module.training == mode
     assert torch.equal(torch.get_rng_state(), draws)
     assert all(torch.equal(value, before[n]) for n, value in model.state().items())
+
+
+@pytest.mark.parametrize(("rows", "inner", "columns"), [(6, 8, 1), (3, 17, 9), (9, 9, 9), (64, 192, 10), (17, 64, 33)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_product_has_the_same_bits_wherever_in_memory_it_lies(
+    rows: int, inner: int, columns: int, turned: bool
+) -> None:
+    """Not a matter of course: see the first lines of ``fedfa/__init__.py``."""
+    draw = torch.Generator().manual_seed(1)
+    left, weight = torch.randn(rows, inner, generator=draw), torch.randn(columns, inner, generator=draw)
+    right = weight.mT if turned else weight.mT.contiguous()
+    expected = torch.mm(left, right)
+    for offset in range(1, 16):
+        one, other, out = (_moved(each, offset) for each in (left, right, expected))
+        assert torch.equal(torch.mm(one, other), expected)
+        assert torch.equal(torch.mm(one, other, out=out), expected)
+
+
+def _moved(tensor: Tensor, offset: int) -> Tensor:
+    room = torch.empty(tensor.numel() + offset)[offset:]
+    place = room.view(tensor.shape) if tensor.is_contiguous() else room.view(tensor.mT.shape).mT
+    return place.copy_(tensor)
