@@ -26,7 +26,8 @@ def bench(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME", help="cnn, gains, mlp, methods, turns, clients, cohort or step; repeat it. Left out: all."
+            metavar="NAME",
+            help="cnn, bfloat16, gains, mlp, methods, turns, clients, cohort or step; repeat it. Left out: all.",
         ),
     ] = None,
     repeat: Annotated[int | None, typer.Option(min=1, help="Repetitions; left out 3, with --quick 1.")] = None,
