@@ -19,7 +19,8 @@ def client(features: list[list[float]], labels: list[int], received: Tensors) ->
         client=0, round=0, rounds=1, parameters={},
         model=SplitModel.of(torch.nn.Linear(2, 3)), start={}, received={"anchors": received},
         kept={},
-        local=LocalTraining(1, 8, 0.1, 0, 0), size=len(y), label_counts=torch.bincount(y, minlength=3), num_classes=3,
+        local=LocalTraining(1, 8, 0.1, 0, 0), size=len(y), num_classes=3,
+        count_labels=lambda: torch.bincount(y, minlength=3),
         draws=lambda: stream(0, "test"), batches_per_epoch=1,
         data=Batch(y, y, y, torch.tensor(features), torch.zeros(len(y), 3)),
     )  # fmt: skip

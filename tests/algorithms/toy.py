@@ -171,7 +171,7 @@ def client_context(
         client=0, round=0, rounds=1, parameters={},
         model=SplitModel.of(head), start={}, received={"anchors": {"anchors": anchors}}, kept={},
         local=LocalTraining(epochs=1, batch_size=4, lr=lr, momentum=0.0, weight_decay=0.0), size=sum(label_counts),
-        label_counts=torch.tensor(label_counts), num_classes=classes, draws=lambda: np.random.default_rng(0),
+        count_labels=lambda: torch.tensor(label_counts), num_classes=classes, draws=lambda: np.random.default_rng(0),
         batches_per_epoch=batches,
     )  # fmt: skip
 

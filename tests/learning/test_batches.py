@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional
 
 from fedfa.learning import batches
-from fedfa.learning.batches import Fetching, Labels
+from fedfa.learning.batches import Fetched, Fetching, Labels
+from fedfa.learning.stacking import SideBySide
 
 CPU = torch.device("cpu")
 
 
 class Rows:
-    """Sample k has input (k, k) and label k mod 3; remembers how many were asked for at a time."""
+    """Sample k has input (first + k, first + k) and label k mod 3; remembers how many were asked for at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 0, size: int = 0) -> None:
+        self.first, self.size = first, size
         self.asked: list[int] = []
 
     def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         self.asked.append(len(positions))
-        return positions.float().unsqueeze(1).repeat(1, 2), positions % 3
+        return (self.first + positions).float().unsqueeze(1).repeat(1, 2), positions % 3
 
 
 @given(samples=st.integers(0, 40), size=st.integers(1, 12), limit=st.integers(0, 12), room=st.integers(1, 300))
@@ -85,3 +89,48 @@ def test_clients_side_by_side_have_the_weights_they_have_alone(y: list[list[int]
             assert torch.equal(stacked[client], alone)
             counted = [own[number * size : (number + 1) * size].count(label) for label in own[number * size :][:size]]
             assert alone.flatten().tolist() == pytest.approx([0.3 / count for count in counted])
+
+
+@given(samples=st.integers(1, 9), size=st.integers(1, 5), clients=st.integers(1, 3), room=st.integers(1, 400))
+def test_epochs_of_clients_side_by_side_are_those_of_each_alone(
+    samples: int, size: int, clients: int, room: int
+) -> None:
+    """However many epochs are arranged at once; the third one is cut short."""
+    each = [Rows(first=100 * client, size=samples) for client in range(clients)]
+    counts = [-(-samples // size)] * 2 + [1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batches, "FETCHED", room)
+        together = Fetching(SideBySide(each), size, 3, CPU).epochs(_streams(clients), samples, counts)
+        found = [[(piece.x, piece.y, piece.positions, _told(piece)) for piece in epoch] for epoch in together]
+    assert [len(epoch) for epoch in found] == counts
+    for client, stream in enumerate(_streams(clients)):
+        alone = Fetching(each[client], size, 3, CPU).epochs([stream], samples, counts)
+        for epoch, own_epoch in zip(found, alone, strict=True):
+            for (*stacked, told), own in zip(epoch, own_epoch, strict=True):
+                for one, other in zip(stacked, (own.x, own.y, own.positions), strict=True):
+                    assert torch.equal(one[client], other)
+                assert all(torch.equal(one[client], other) for one, other in zip(told, _told(own), strict=True))
+
+
+def _streams(clients: int) -> list[np.random.Generator]:
+    return [np.random.default_rng(client) for client in range(clients)]
+
+
+def _told(piece: Fetched) -> tuple[Tensor, Tensor]:
+    labels, number = piece.place
+    return labels.class_weights(number, 0.3, torch.float32), labels.targets(number, torch.float32)
+
+
+def test_targets_are_the_gradient_of_the_mean_cross_entropy_at_the_log_softmax() -> None:
+    """Batches (2, 0) and (1): minus one half where the classes of the first are, minus one in the second."""
+    labels = Labels(torch.tensor([2, 0, 1]), 2, 3)
+    assert labels.targets(0, torch.float64).tolist() == [[0, 0, -0.5], [-0.5, 0, 0]]
+    assert labels.targets(1, torch.float64).tolist() == [[0, -1, 0]]
+    scores = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+    functional.nll_loss(scores, torch.tensor([2, 0])).backward()  # type: ignore[no-untyped-call]  # torch leaves it so
+    assert torch.equal(labels.targets(0, torch.float64), _gradient(scores))
+
+
+def _gradient(tensor: Tensor) -> Tensor:
+    assert tensor.grad is not None
+    return tensor.grad

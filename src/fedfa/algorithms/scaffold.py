@@ -123,7 +123,7 @@ class Scaffold(Part[ScaffoldOptions]):
 
 def whole_gradient(ctx: ClientContext) -> Tensors:
     """∇f_i at the network's present weights, weight decay included, over the samples that an epoch uses."""
-    batch_size, device = ctx.local.batch_size, ctx.label_counts.device
+    batch_size, device = ctx.local.batch_size, ctx.device
     used = ctx.size - ctx.size % batch_size if ctx.local.drop_last else ctx.size
     parameters = list(ctx.parameters.values())
     gradient = [ctx.local.weight_decay * parameter.detach() for parameter in parameters]

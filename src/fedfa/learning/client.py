@@ -196,7 +196,7 @@ class ClientTrainer:
             kept={},
             draws=_no_common_draws,
             data=None,
-            label_counts=torch.stack([work.ctx.label_counts for work in group]),
+            count_labels=lambda: torch.stack([work.ctx.label_counts for work in group]),
             scratch=join([work.ctx.scratch for work in group]),
         )
         way = LocalSteps()
@@ -352,7 +352,7 @@ class _ClientRound:
             kept=self.kept,
             local=plan.local,
             size=self.data.size,
-            label_counts=self.data.label_counts.to(device),
+            count_labels=lambda: self.data.label_counts.to(device),
             num_classes=model.num_classes,
             draws=partial(stream, plan.seed, "client", plan.round, self.client),
             batches_per_epoch=plan.local.batches_on(self.data.size),

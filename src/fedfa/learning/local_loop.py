@@ -58,26 +58,26 @@ def take_local_steps(
         shuffles: The stream that orders the samples; one for each client where there are several.
         way: Told where the loop is, and what it met.
     """
-    device, local = ctx.label_counts.device, ctx.local
+    device, local = ctx.device, ctx.local
     change_logits, change_loss = recipe.hooks("logits"), recipe.hooks("loss")
     change_gradient, after_step, after_epoch = (recipe.hooks(h) for h in ("gradient", "after_step", "after_epoch"))
     ctx.model.module.train()
     optimiser.reset(local)
-    epochs = local.epochs if local.steps is None else -(-local.steps // max(1, ctx.batches_per_epoch))
     one: Tensor | None = None
     chain = None if change_logits or change_loss else ctx.model.chain  # then the loss is the cross-entropy alone
     fetching = Fetching(data, local.batch_size, ctx.num_classes, device)
-    losses: list[Tensor] = []  # of each step; or of each of its samples
-    for epoch in range(epochs):
+    losses: list[Tensor] = []  # of each step; or what they are made of
+    labels: list[Tensor] = []
+    for epoch, batches in enumerate(fetching.epochs(shuffles, ctx.size, _batches_of_each_epoch(ctx))):
         ctx.epoch = epoch
-        orders = [shuffle.permutation(ctx.size) for shuffle in shuffles]
-        order = torch.from_numpy(np.stack(orders) if ctx.label_counts.dim() > 1 else orders[0])
-        left = ctx.batches_per_epoch if local.steps is None else min(ctx.batches_per_epoch, local.steps - ctx.steps)
-        for number, (index, x, y, place) in enumerate(fetching.batches(order, left)):
+        for number, (index, x, y, place) in enumerate(batches):
             way.stage = f"local training (epoch {epoch + 1}, batch {number + 1})"
             if chain is not None:
-                features, logits, loss = chain.set_gradients(x.flatten(y.dim()), y)
+                targets = place[0].targets(place[1], ctx.model.head.weight.dtype)
+                features, logits, log_shares = chain.set_gradients(x.flatten(y.dim()), targets)
                 batch = Batch(x, y, index, features, logits, place=place)
+                losses.append(log_shares)
+                labels.append(y)
             else:
                 with _computing_in(local.precision, device):
                     features, logits = ctx.model(x)
@@ -95,11 +95,11 @@ def take_local_steps(
                     one = torch.ones_like(loss)  # a client's loss is its own: none of them counts more or less
                 tensors, gradients = zip((loss, one), *batch.known, strict=True)
                 torch.autograd.backward(tensors, gradients)
+                losses.append(loss.detach())
             for hook in change_gradient:
                 hook(ctx, batch)
             optimiser.step()
             ctx.steps += 1
-            losses.append(loss.detach())
             way.samples += index.shape[-1]
             for hook in after_step:
                 hook(ctx, batch)
@@ -107,15 +107,26 @@ def take_local_steps(
         for hook in after_epoch:
             hook(ctx)
     if losses:
-        way.losses = torch.stack(losses) if chain is None else _means(losses)
+        way.losses = torch.stack(losses) if chain is None else _means(losses, labels)
 
 
-def _means(losses: Sequence[Tensor]) -> Tensor:
-    """The mean over each step's batch; of all steps with batches of one size at once."""
-    by_size: dict[int, list[Tensor]] = {}
-    for each in losses:
-        by_size.setdefault(each.shape[-1], []).append(each)
-    return torch.cat([torch.stack(group).mean(-1) for group in by_size.values()])
+def _batches_of_each_epoch(ctx: ClientContext) -> list[int]:
+    whole, steps = ctx.batches_per_epoch, ctx.local.steps
+    if steps is None:
+        return [whole] * ctx.local.epochs
+    return [min(whole, steps - done) for done in range(0, steps, whole)] if whole else [0] * steps
+
+
+def _means(log_shares: Sequence[Tensor], labels: Sequence[Tensor]) -> Tensor:
+    """The mean cross-entropy of each step's batch; of all steps with batches of one size at once."""
+    by_size: dict[int, list[tuple[Tensor, Tensor]]] = {}
+    for scores, y in zip(log_shares, labels, strict=True):
+        by_size.setdefault(y.shape[-1], []).append((scores, y))
+    means = []
+    for group in by_size.values():
+        scores, y = (torch.stack(each) for each in zip(*group, strict=True))
+        means.append(scores.gather(-1, y.unsqueeze(-1)).squeeze_(-1).neg_().mean(-1))
+    return torch.cat(means)
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:

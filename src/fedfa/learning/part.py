@@ -190,7 +190,8 @@ class ClientContext:
     """What each part keeps on this client between rounds; change it freely, it is stored after the round."""
     local: LocalTraining
     size: int
-    label_counts: Tensor
+    count_labels: Callable[[], Tensor]
+    """Makes :attr:`label_counts`."""
     num_classes: int
     draws: Callable[[], np.random.Generator]
     """Makes :attr:`rng`."""
@@ -204,6 +205,16 @@ class ClientContext:
     """Per part, lives only during this round."""
     update: Tensors = field(default_factory=dict)
     """After local training: trained minus received weights, for every tensor that goes to the server."""
+
+    @cached_property
+    def label_counts(self) -> Tensor:
+        """The client's samples of each class, ``[C]``; counted when they are asked for."""
+        return self.count_labels()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network computes."""
+        return self.model.head.weight.device
 
     @cached_property
     def rng(self) -> np.random.Generator:
@@ -221,7 +232,7 @@ class ClientContext:
         own, was_training = clone(self.model.state()) if weights is not None else None, module.training
         self.model.load(weights or {})
         module.eval()
-        device = self.label_counts.device
+        device = self.device
         with torch.no_grad():
             chunks = [
                 self.model(self.data.batch(positions)[0].to(device))[0]
@@ -234,7 +245,7 @@ class ClientContext:
     def labels(self) -> Tensor:
         """The labels of all the client's samples, in the order of :meth:`features`."""
         chunks = [self.data.batch(positions)[1] for positions in torch.split(torch.arange(self.size), 500)]
-        return torch.cat(chunks).to(self.label_counts.device) if chunks else self.label_counts.new_zeros(0)
+        return torch.cat(chunks).to(self.device) if chunks else self.label_counts.new_zeros(0)
 
 
 @dataclass

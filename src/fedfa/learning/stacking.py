@@ -103,7 +103,6 @@ class SideBySide:
     """
 
     def __init__(self, each: Sequence[_Samples]) -> None:
-        shape = (len(each), each[0].size)
         if all(hasattr(samples, "at") for samples in each):  # one look into the common data serves all
             parts = cast(Sequence[_PartOfOne], each)
             inputs, labels = parts[0].at(torch.cat([samples.positions for samples in parts]))
@@ -112,10 +111,14 @@ class SideBySide:
             inputs, labels = (torch.cat(v) for v in zip(*(samples.batch(everything) for samples in each), strict=True))
         self._inputs, self._labels = inputs, labels
         self._first = torch.arange(0, len(labels), each[0].size).unsqueeze(1)
-        self._shape = shape
+
+    @property
+    def nbytes(self) -> int:
+        """What the inputs take."""
+        return self._inputs.nbytes
 
     def in_order(self, order: Tensor) -> tuple[Tensor, Tensor]:
-        """Rearranged by positions ``[K, n]``: inputs ``[K, n, …]`` and labels ``[K, n]``."""
+        """Rearranged by positions ``[…, K, n]``: inputs ``[…, K, n, …]`` and labels ``[…, K, n]``."""
         positions = (order + self._first).flatten()
-        inputs = self._inputs.index_select(0, positions).view(*self._shape, *self._inputs.shape[1:])
-        return inputs, self._labels.index_select(0, positions).view(self._shape)
+        inputs = self._inputs.index_select(0, positions).view(*order.shape, *self._inputs.shape[1:])
+        return inputs, self._labels.index_select(0, positions).view(order.shape)

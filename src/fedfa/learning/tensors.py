@@ -7,7 +7,7 @@ most once by the name of the part they belong to. One form means one checkpoint,
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
 import torch
@@ -15,6 +15,9 @@ from torch import Tensor
 
 Tensors: TypeAlias = dict[str, Tensor]
 """Named tensors, e.g. ``{"conv1.weight": …}``."""
+
+_FEW = 1_000_000
+"""Numbers that are sooner copied into one tensor than looked at tensor by tensor."""
 
 NameT = TypeVar("NameT", bound=Hashable)
 
@@ -63,7 +66,13 @@ def unflatten(flat: Mapping[str, Tensor]) -> PartTensors:
 def first_non_finite(tensors: Mapping[NameT, Tensor]) -> NameT | None:
     """The name of the first tensor that holds a NaN or an infinity, if there is one."""
     floating = [value for value in tensors.values() if value.is_floating_point() and value.numel()]
+    if not floating:
+        return None
+    if len(floating) > 1 and sum(value.numel() for value in floating) <= _FEW:
+        norms: Sequence[Tensor] = [torch.cat([value.flatten() for value in floating]).abs().max()]
+    else:
+        norms = torch._foreach_norm(floating, torch.inf)
     # The largest size is finite unless an element is not. One pass over each, no mask, one look at all.
-    if not floating or all(map(math.isfinite, torch.stack(torch._foreach_norm(floating, torch.inf)).tolist())):
+    if all(map(math.isfinite, torch.stack(tuple(norms)).tolist())):
         return None
     return next(n for n, value in tensors.items() if value.is_floating_point() and not torch.isfinite(value).all())

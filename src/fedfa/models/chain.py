@@ -15,6 +15,9 @@ from torch import Tensor, nn
 
 from fedfa.models.products import product
 
+_after_relu = torch.ops.aten.threshold_backward.default
+"""The gradient before a ReLU, from the one after it and the ReLU's values."""
+
 
 @dataclass(frozen=True)
 class Chain:
@@ -44,27 +47,24 @@ class Chain:
             return None
         return cls([(layer.weight, layer.bias, relu) for layer, relu in layers])
 
-    def set_gradients(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Set the gradient of the batch's mean cross-entropy; features, logits, and the loss of each sample.
+    def set_gradients(self, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Set the gradient of the batch's mean cross-entropy; features, logits, and their log-softmax.
 
         Args:
             x: Inputs ``[…, B, d]``.
-            y: Labels ``[…, B]``.
+            targets: The gradient with respect to the log-softmax, ``[…, B, C]``: −1/B at a sample's class, else 0.
         """
         with torch.no_grad():  # (not as a decorator: that takes a while longer, which here counts)
-            return self._set_gradients(x, y)
+            return self._set_gradients(x, targets)
 
-    def _set_gradients(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _set_gradients(self, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         values = [x]
         for weight, bias, relu in self.layers:
             value = product(values[-1], weight.mT, bias)
             values.append(value.relu_() if relu else value)
         logits = values[-1]
         log_shares = logits.log_softmax(-1)
-        target, batch = y.unsqueeze(-1), y.shape[-1]
-        losses = log_shares.gather(-1, target).squeeze_(-1).neg_()
-        one = torch.zeros_like(logits).scatter_(-1, target, -1 / batch)
-        gradient = torch._log_softmax_backward_data(one, log_shares, -1, logits.dtype)
+        gradient = torch._log_softmax_backward_data(targets, log_shares, -1, logits.dtype)
         for number in reversed(range(len(self.layers))):
             weight, bias, _ = self.layers[number]
             weight.grad = product(gradient.mT, values[number])
@@ -73,8 +73,8 @@ class Chain:
             if number:
                 gradient = product(gradient, weight)
                 if self.layers[number - 1][2]:
-                    gradient.masked_fill_(values[number] <= 0, 0)
-        return values[-2], logits, losses
+                    gradient = _after_relu(gradient, values[number], 0)
+        return values[-2], logits, log_shares
 
 
 def _leaves(module: nn.Module) -> Iterator[nn.Module]:

@@ -32,14 +32,15 @@ def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
         left = left.expand(right.shape[0], *left.shape)
     elif right.dim() == 2:
         right = right.expand(left.shape[0], *right.shape)
-    rows, inner, columns = left.shape[-2], left.shape[-1], right.shape[-1]
-    if inner == 1 and bias is None and not torch.is_grad_enabled():  # nothing is added. (But in the gradients it is.)
-        return left * right
+    _, rows, inner = left.shape
+    columns = right.shape[-1]
     # A matrix of one column is a vector, for which libraries have a way of its own that stacks do not take; and so is
     # one of one row, unless it is stored as a row: then stacks go the same way.
-    vectors = 1 in (inner, columns) or (rows == 1 and left.stride()[-2:] != (inner, 1))
-    if left.device.type != "cpu" or (rows * inner * columns >= _SMALL and not vectors):
+    vectors = inner == 1 or columns == 1 or (rows == 1 and left.stride()[-2:] != (inner, 1))
+    if (rows * inner * columns >= _SMALL and not vectors) or left.device.type != "cpu":
         return torch.bmm(left, right) if bias is None else torch.baddbmm(bias.unsqueeze(1), left, right)
+    if inner == 1 and bias is None and not torch.is_grad_enabled():  # nothing is added. (But in the gradients it is.)
+        return left * right
     if not torch.is_grad_enabled():
         return _one_by_one(left, right, bias)
     result: Tensor = _SmallProducts.apply(left, right, bias)  # type: ignore[no-untyped-call]
