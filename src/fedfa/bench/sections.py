@@ -44,8 +44,8 @@ class Section:
     by_round: bool = False
 
 
-ROUNDS = {"cnn": 5, "mlp": 60}
-QUICK_ROUNDS = {"cnn": 3, "mlp": 10}
+ROUNDS = {"cnn": 5, "mlp": 60, "pair": 13}
+QUICK_ROUNDS = {"cnn": 3, "mlp": 10, "pair": 3}
 """With the warm-up round."""
 WORDS = {
     "channels-last": "channels-last tensors",
@@ -76,6 +76,7 @@ def sections(quick: bool = False, peers: Path | None = None) -> list[Section]:
         _gains(rounds["cnn"]),
         _mlp(rounds["mlp"], others["mlp"]),
         _methods(rounds["cnn"]),
+        _pair(rounds["pair"]),
         _turns(quick),
         *_scaling(quick),
         Section(
@@ -184,22 +185,29 @@ def _mlp(rounds: int, peers: list[Contender]) -> Section:
     return Section("mlp", "A tiny MLP (64-32-10) on the 8×8 digits, 10 of 100 clients", contenders, task, aims)
 
 
-def _methods(rounds: int) -> Section:
+def _of_methods(names: Sequence[str], rounds: int) -> list[Contender]:
+    """The same ten clients in every round: so what clients keep from round to round is always there."""
     task = TASKS["cnn"]
-    # The same ten clients in every round: so what clients keep from round to round is always there.
-    contenders = [
+    return [
         of_fedfa(
             name, name, "rounds", "--task", task.name, "--rounds", rounds, "--clients", task.cohort,
             "--set", "engine.workers=2", "--set", f"algorithm.recipe={name}",
         )
-        for name in METHODS
+        for name in names
     ]  # fmt: skip
+
+
+def _methods(rounds: int) -> Section:
+    title = "What methods cost: the CNN, the same 10 clients in every round, 2 workers"
+    return Section("methods", title, _of_methods(METHODS, rounds), TASKS["cnn"], by_round=True)
+
+
+def _pair(rounds: int) -> Section:
+    """The two alone, and longer: enough pairs of rounds to tell a few per cent."""
     # A round of at most 1.05 times FedAvg's is a speed of at least 1/1.05.
     aims = [Aim("fedfa", "fedavg", 1 / 1.05)]
-    return Section(
-        "methods", "What methods cost: the CNN, the same 10 clients in every round, 2 workers", contenders, task, aims,
-        by_round=True,
-    )  # fmt: skip
+    title = "FedFA beside FedAvg: the CNN, the same 10 clients in every round, 2 workers"
+    return Section("pair", title, _of_methods(("fedavg", "fedfa"), rounds), TASKS["cnn"], aims, by_round=True)
 
 
 def _turns(quick: bool) -> Section:

@@ -32,7 +32,7 @@ def tables(record: Record) -> list[Table]:
         return [_scaling(record)]
     if record["section"] == "step":
         return _step(record)
-    if record["section"] == "methods":
+    if record["section"] in ("methods", "pair"):
         return [_methods(record)]
     if record["section"] == "turns":
         return [_turns(record)]

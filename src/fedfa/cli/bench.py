@@ -27,7 +27,7 @@ def bench(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="cnn, bfloat16, gains, mlp, methods, turns, clients, cohort or step; repeat it. Left out: all.",
+            help="cnn, bfloat16, gains, mlp, methods, pair, turns, clients, cohort or step; repeat it. Left out: all.",
         ),
     ] = None,
     repeat: Annotated[int | None, typer.Option(min=1, help="Repetitions; left out 3, with --quick 1.")] = None,
