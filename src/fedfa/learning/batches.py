@@ -153,7 +153,7 @@ class Fetching:
     def _epochs_side_by_side(
         self, data: SideBySide, shuffles: Sequence[np.random.Generator], samples: int, counts: Sequence[int]
     ) -> Iterator[Iterator[Fetched]]:
-        """Several epochs are arranged at once: where clients are small, that takes longer than to train on them."""
+        """Several epochs are arranged at once: where clients are small, starting the operations for each one shows."""
         at_once = max(1, FETCHED // max(1, data.nbytes))
         for first in range(0, len(counts), at_once):
             some = counts[first : first + at_once]
