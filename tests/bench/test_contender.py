@@ -78,10 +78,11 @@ def test_peers_are_read_with_task_and_rounds_filled_in(tmp_path: Path) -> None:
     file = tmp_path / "peers.toml"
     file.write_text(
         '[[contender]]\nname = "p"\ntitle = "P"\ncommand = ["run", "{task}", "{rounds}", "{port}"]\n'
-        'rounds = { mlp = 4 }\n\n[[contender]]\nname = "q"\ntitle = "Q"\nsections = ["mlp"]\ncommand = ["q"]\n'
+        'turn = { mlp = 5 }\n\n[[contender]]\nname = "q"\ntitle = "Q"\nsections = ["mlp"]\ncommand = ["q"]\n'
     )
-    assert [peer.command for peer in read_peers(file, "cnn", 6)] == [("run", "cnn", "6", "{port}")]
-    assert [peer.command[:3] for peer in read_peers(file, "mlp", 6)] == [("run", "mlp", "4"), ("q",)]
+    assert [peer.command for peer in read_peers(file, "cnn", 6)] == [("run", "cnn", "7", "{port}")]
+    assert [peer.command[:3] for peer in read_peers(file, "mlp", 6)] == [("run", "mlp", "31"), ("q",)]
+    assert [peer.turn for peer in read_peers(file, "mlp", 6)] == [5, 1]
     file.write_text('[[contender]]\nname = "p"\n')
     with pytest.raises(SettingsError, match="does not describe other simulators"):
         read_peers(file, "cnn", 6)
@@ -126,7 +127,9 @@ if not mark.exists():
     assert sum("once more" in line for line in news) == 2
 
 
-def taking_turns(name: str, journal: Path, rounds: int, *, work: float = 0.05, more: str = "") -> Contender:
+def taking_turns(
+    name: str, journal: Path, rounds: int, *, work: float = 0.05, more: str = "", turn: int = 1
+) -> Contender:
     """Each round it writes its name down when it begins and when it ends, and works for a while in between."""
     text = f"""
 import os, time
@@ -144,7 +147,7 @@ for number in range({rounds}):
     ends.append(clock())
 report(ends)
 """
-    return Contender(name, name.upper(), (sys.executable, "-c", text), limit=120.0)
+    return Contender(name, name.upper(), (sys.executable, "-c", text), limit=120.0, turn=turn)
 
 
 def test_rounds_are_taken_in_turns_and_nobody_works_while_another_does(tmp_path: Path) -> None:
@@ -156,6 +159,19 @@ def test_rounds_are_taken_in_turns_and_nobody_works_while_another_does(tmp_path:
     # The first round of each at its start; then turns, each time beginning with another one.
     assert [line.split()[0] for line in lines[::2]] == ["a", "b", "b", "a", "a", "b", "b", "a"]
     assert news[:4] == ["a start", "b start", "b turn 1", "a turn 1"]
+
+
+def test_a_turn_may_have_several_rounds_and_is_reported_as_their_average(tmp_path: Path) -> None:
+    """Rounds 1 and 2 of b sleep a second longer than 3 and 4: its turns of two take 1.05 s and 0.05 s a round."""
+    journal = tmp_path / "journal"
+    one = taking_turns("a", journal, 3)
+    two = taking_turns("b", journal, 5, more="time.sleep(number in (1, 2))", turn=2)
+    of_one, of_two = measure_in_turns([one, two], tmp_path, lambda *_: None)
+    begun = [line.split()[0] for line in journal.read_text().splitlines() if line.endswith("begins")]
+    assert "".join(begun) == "ab" + "bba" + "abb"
+    assert len(of_one["seconds"]) == len(of_two["seconds"]) == 2
+    assert 1.05 <= of_two["seconds"][0] < 2
+    assert 0.05 <= of_two["seconds"][1] < 1
 
 
 def test_the_clock_of_a_contender_stands_still_while_others_have_their_turn(tmp_path: Path) -> None:

@@ -109,7 +109,15 @@ def growth(clients: int, seconds: float, memory: float) -> dict[str, Any]:
 
 def test_growth_is_told_against_the_smallest() -> None:
     (table,) = tables(record("clients", growth(100, 0.5, 200.0), growth(1000, 0.6, 300.0)))
-    assert table.rows[1] == ("the 1000", "600 (600–600)", "1.20", "12.00", "300", "1.50", "2.4")
+    assert table.rows[1] == ("the 1000", "600 (600–600)", "1.20 (1.20–1.20)", "12.00", "300", "1.50", "2.4")
+
+
+def test_growth_by_turns_is_told_turn_by_turn() -> None:
+    """The machine slows down tenfold; the larger one takes 1.1 times as long all the same."""
+    few, many = growth(100, 1.0, 200.0), growth(1000, 1.0, 200.0)
+    few["measurements"][0]["seconds"], many["measurements"][0]["seconds"] = [1.0, 4.0, 10.0], [1.1, 4.4, 11.0]
+    (table,) = tables({**record("clients", few, many), "by_round": True})
+    assert table.rows[1][2] == "1.10 (1.10–1.10)"
 
 
 def step(**shares: float) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedfa.bench.plain import ENV_ARRAYS, ENV_RESULT, ENV_STARTED, ENV_TURNS
+from fedfa.bench.plain import ENV_ARRAYS, ENV_RESULT, ENV_STARTED, ENV_TURN, ENV_TURNS
 from fedfa.bench.processes import descendants, proportional_memory, session_members
 from fedfa.bench.turn_taking import Turns
 
@@ -36,6 +36,7 @@ class Contender:
         environment: Added to this process's own.
         limit: Seconds after which it counts as failed.
         note: What a reader should know about it.
+        turn: Rounds it works before another one does, where contenders take turns.
     """
 
     name: str
@@ -44,12 +45,13 @@ class Contender:
     environment: Mapping[str, str] = field(default_factory=dict)
     limit: float = 900.0
     note: str = ""
+    turn: int = 1
 
 
-def of_fedfa(name: str, title: str, module: str, *arguments: object, limit: float = 900.0, note: str = "") -> Contender:
+def of_fedfa(name: str, title: str, module: str, *arguments: object, note: str = "", turn: int = 1) -> Contender:
     """A program of this package, in this interpreter."""
     command = (sys.executable, "-m", f"fedfa.bench.{module}", *map(str, arguments))
-    return Contender(name, title, command, limit=limit, note=note)
+    return Contender(name, title, command, note=note, turn=turn)
 
 
 class Running:
@@ -58,7 +60,7 @@ class Running:
     Args:
         contender: What to start.
         arrays: Folder with the tasks' data.
-        in_turns: Let it wait for a turn after each round, see :meth:`give_turn`.
+        in_turns: Let it wait for a turn after its first round and after each turn, see :meth:`give_turn`.
 
     Attributes:
         problem: What went wrong so far.
@@ -80,7 +82,7 @@ class Running:
             environment.pop("OMP_NUM_THREADS", None)
         environment |= {ENV_ARRAYS: str(arrays), ENV_RESULT: str(self._result), ENV_STARTED: repr(time.time())}
         if self._turns is not None:
-            environment[ENV_TURNS] = str(self._turns.port)
+            environment |= {ENV_TURNS: str(self._turns.port), ENV_TURN: str(contender.turn)}
         try:
             with self._output.open("wb") as sink:
                 self._process = subprocess.Popen(
@@ -99,12 +101,12 @@ class Running:
             self._turns.close()
 
     def give_turn(self) -> None:
-        """Let it go on to the end of its next round."""
+        """Let it go on to the end of its next turn."""
         if self._turns is not None:
             self._turns.give()
 
     def waits(self) -> bool:
-        """Whether all its processes that take turns have ended their round."""
+        """Whether all its processes that take turns have ended theirs."""
         return self._turns is not None and self._turns.wanted()
 
     def follow(self, *, to_its_turn: bool = False) -> bool:
@@ -185,7 +187,7 @@ def measure(contender: Contender, arrays: Path) -> dict[str, Any]:
 def measure_in_turns(
     contenders: Sequence[Contender], arrays: Path, tell: Callable[[Contender, str], None]
 ) -> list[dict[str, Any]]:
-    """Start all, one after the other, each to the end of its first round; then a round of each in turns, to their ends.
+    """Start all, one after the other, each to the end of its first round; then each in its turn, to their ends.
 
     So what is compared lies within a minute, and the machine's moods, which last longer, meet all alike. A contender
     that does not reach the end of its first round is started once more.

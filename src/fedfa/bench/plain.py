@@ -25,6 +25,8 @@ ENV_ARRAYS, ENV_RESULT, ENV_STARTED = "FEDFA_BENCH_ARRAYS", "FEDFA_BENCH_RESULT"
 ENV_TURNS = "FEDFA_BENCH_TURNS"
 """Likewise, where contenders take turns: a port of this machine, which is told of the end of each round with a byte and
 answers with one when the next may begin."""
+ENV_TURN = "FEDFA_BENCH_TURN"
+"""Likewise: how many rounds a turn has, if not one."""
 
 
 @dataclass(frozen=True)
@@ -93,17 +95,22 @@ def network(task: Task, *, pool_first: bool = False) -> nn.Sequential:
         )  # fmt: skip
 
 
+def rounds_in_turn() -> int:
+    """How many rounds a contender works before another one does."""
+    return int(os.environ.get(ENV_TURN, "1"))
+
+
 def report(ends: Sequence[float], **more: Any) -> None:
-    """Write down when each round ended (``time.time()``); the first round is the warm-up.
+    """Write down how long rounds took, or, where a turn has several, how long one took on the average of each turn.
 
     Args:
-        ends: Wall-clock time at the end of every round.
+        ends: Wall-clock time at the end of every round; the first one is the warm-up and counts to no turn.
         more: Whatever else is worth keeping.
     """
     started = float(os.environ.get(ENV_STARTED, ends[0]))
-    rounds = [late - early for early, late in pairwise(ends)]
+    turn = rounds_in_turn()
     found = {
-        "seconds": rounds,
+        "seconds": [(late - early) / turn for early, late in pairwise(ends[::turn])],
         "first": ends[0] - started,
         "versions": {"torch": torch.__version__, "numpy": np.__version__},
         **more,
@@ -112,7 +119,7 @@ def report(ends: Sequence[float], **more: Any) -> None:
 
 
 class Clock:
-    """The moment at the end of a round; where contenders take turns, asking for it also waits for the next turn.
+    """The moment at the end of a round; where contenders take turns and one ends here, asking waits for the next.
 
     Meanwhile the clock stands still, so the difference between two moments is the contender's own time. All processes
     of a contender that would begin the next round by themselves ask it; those that are given their work need not.
@@ -121,12 +128,17 @@ class Clock:
     def __init__(self) -> None:
         self._waited = 0.0
         self._line: socket.socket | None = None
+        self._left = 0
+        """Rounds of this turn."""
 
     def __call__(self) -> float:
         """The moment, comparable between processes."""
         now = time.time()
         moment = now - self._waited
-        if port := os.environ.get(ENV_TURNS):
+        if self._left:
+            self._left -= 1
+        elif port := os.environ.get(ENV_TURNS):
+            self._left = rounds_in_turn() - 1
             if self._line is None:
                 self._line = socket.create_connection(("127.0.0.1", int(port)))
             self._line.sendall(b".")

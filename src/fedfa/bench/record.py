@@ -29,8 +29,8 @@ Tell = Callable[[str], None]
 def measure_section(section: Section, repeat: int, arrays: Path, tell: Tell) -> dict[str, Any]:
     """Run the contenders in turns, as often as asked, each time beginning with another one; after a failure once more.
 
-    What disturbs the machine for a while then disturbs all of them. A turn is a whole run, or, in sections whose rounds
-    take seconds, a round.
+    What disturbs the machine for a while then disturbs all of them. A turn is a whole run, or, in sections by round, a
+    round or a few.
     """
     found: dict[str, list[dict[str, Any]]] = {contender.name: [] for contender in section.contenders}
     begun = datetime.now(UTC)

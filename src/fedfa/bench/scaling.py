@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
         ends.append(clock())
         memory.append(resident_memory())
 
-    begun = clock()
+    begun = time.time()
     with tempfile.TemporaryDirectory() as folder:
         run(settings, Path(folder) / "run", data=data, watch=watch)
     report(

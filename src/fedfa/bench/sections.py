@@ -33,7 +33,7 @@ class Section:
         contenders: The first one is what the others are compared with.
         task: What they do, where all do the same.
         aims: Ratios worth a line of their own.
-        by_round: Contenders take turns round by round, not run by run; for rounds of seconds.
+        by_round: Contenders take turns round by round (or a few rounds, :attr:`Contender.turn`), not run by run.
     """
 
     name: str
@@ -44,9 +44,9 @@ class Section:
     by_round: bool = False
 
 
-ROUNDS = {"cnn": 5, "mlp": 60, "pair": 13}
-QUICK_ROUNDS = {"cnn": 3, "mlp": 10, "pair": 3}
-"""With the warm-up round."""
+TURNS = {"cnn": 4, "mlp": 20, "pair": 12, "clients": 12}
+QUICK_TURNS = {"cnn": 2, "mlp": 3, "pair": 2, "clients": 2}
+"""Of each contender, after the warm-up round."""
 WORDS = {
     "channels-last": "channels-last tensors",
     "pool-first": "pooling before ReLU",
@@ -68,17 +68,17 @@ def sections(quick: bool = False, peers: Path | None = None) -> list[Section]:
         quick: Fewer rounds and sizes: whether it works, not how fast it is.
         peers: A file that names other simulators (``benchmarks/peers.toml``).
     """
-    rounds = QUICK_ROUNDS if quick else ROUNDS
-    others = {name: read_peers(peers, name, rounds[name]) if peers else [] for name in TASKS}
+    turns = QUICK_TURNS if quick else TURNS
+    others = {name: read_peers(peers, name, turns[name]) if peers else [] for name in TASKS}
     return [
-        _cnn(rounds["cnn"], others["cnn"]),
-        _bfloat16(rounds["cnn"]),
-        _gains(rounds["cnn"]),
-        _mlp(rounds["mlp"], others["mlp"]),
-        _methods(rounds["cnn"]),
-        _pair(rounds["pair"]),
+        _cnn(1 + turns["cnn"], others["cnn"]),
+        _bfloat16(1 + turns["cnn"]),
+        _gains(1 + turns["cnn"]),
+        _mlp(turns["mlp"], others["mlp"]),
+        _methods(1 + turns["cnn"]),
+        _pair(1 + turns["pair"]),
         _turns(quick),
-        *_scaling(quick),
+        *_scaling(turns["clients"], quick),
         Section(
             "step",
             "One step of FedFA on the paper's CNN, one thread",
@@ -100,14 +100,18 @@ def choose(known: Sequence[Section], names: Sequence[str]) -> list[Section]:
     return [section for section in known if not names or section.name in names]
 
 
-def _fedfa(name: str, title: str, task: Task, rounds: int, *assignments: str, note: str = "") -> Contender:
+def _fedfa(
+    name: str, title: str, task: Task, rounds: int, *assignments: str, note: str = "", turn: int = 1
+) -> Contender:
     assigned = [word for assignment in assignments for word in ("--set", assignment)]
-    return of_fedfa(name, title, "rounds", "--task", task.name, "--rounds", rounds, *assigned, note=note)
+    return of_fedfa(name, title, "rounds", "--task", task.name, "--rounds", rounds, *assigned, note=note, turn=turn)
 
 
-def _loop(name: str, title: str, task: Task, rounds: int, processes: int, *flags: str, note: str = "") -> Contender:
+def _loop(
+    name: str, title: str, task: Task, rounds: int, processes: int, *flags: str, note: str = "", turn: int = 1
+) -> Contender:
     arguments = ("--task", task.name, "--rounds", rounds, "--processes", processes, *flags)
-    return of_fedfa(name, title, "loop", *arguments, note=note)
+    return of_fedfa(name, title, "loop", *arguments, note=note, turn=turn)
 
 
 def _cnn(rounds: int, peers: list[Contender]) -> Section:
@@ -164,16 +168,19 @@ def _gains(rounds: int) -> Section:
     return Section("gains", "What each gain is worth: the tuned loop without it", contenders, task, by_round=True)
 
 
-def _mlp(rounds: int, peers: list[Contender]) -> Section:
-    task = TASKS["mlp"]
+def _mlp(turns: int, peers: list[Contender]) -> Section:
+    """Rounds are short, so a turn has several: about as long for each, with more of them for the stacked clients."""
+    task, turn = TASKS["mlp"], 5
+    rounds, longer = 1 + turns * turn, 5 * turn
     contenders = [
-        _loop("loop", "plain torch loop, 1 process", task, rounds, 1),
-        _loop("loop-2", "plain torch loop, 2 processes", task, rounds, 2),
-        _fedfa("each", "fedfa, clients one by one", task, rounds, "engine.workers=1", "engine.execution=each"),
+        _loop("loop", "plain torch loop, 1 process", task, rounds, 1, turn=turn),
+        _loop("loop-2", "plain torch loop, 2 processes", task, rounds, 2, turn=turn),
+        _fedfa("each", "fedfa, clients one by one", task, rounds, "engine.workers=1", "engine.execution=each",
+               turn=turn),
         _fedfa("each-2", "fedfa, clients one by one, 2 workers", task, rounds, "engine.workers=2",
-               "engine.execution=each"),
-        # More rounds, so that it is measured as long as the others are.
-        _fedfa("stacked", "fedfa, clients stacked", task, 5 * rounds, "engine.workers=1", "engine.execution=stacked"),
+               "engine.execution=each", turn=turn),
+        _fedfa("stacked", "fedfa, clients stacked", task, 1 + turns * longer, "engine.workers=1",
+               "engine.execution=stacked", turn=longer),
         *peers,
     ]  # fmt: skip
     aims = [
@@ -182,7 +189,8 @@ def _mlp(rounds: int, peers: list[Contender]) -> Section:
         Aim("stacked", "pfl-1", 6),
         Aim("stacked", "each"),
     ]
-    return Section("mlp", "A tiny MLP (64-32-10) on the 8×8 digits, 10 of 100 clients", contenders, task, aims)
+    title = "A tiny MLP (64-32-10) on the 8×8 digits, 10 of 100 clients"
+    return Section("mlp", title, contenders, task, aims, by_round=True)
 
 
 def _of_methods(names: Sequence[str], rounds: int) -> list[Contender]:
@@ -218,51 +226,48 @@ def _turns(quick: bool) -> Section:
     )
 
 
-def _scaling(quick: bool) -> list[Section]:
-    def contender(clients: int, cohort: int, rounds: int) -> Contender:
+def _scaling(turns: int, quick: bool) -> list[Section]:
+    def contender(clients: int, cohort: int, rounds: int, turn: int = 1) -> Contender:
+        title = f"{clients:,} clients, {cohort:,} a round"
         arguments = ("--clients", clients, "--cohort", cohort, "--rounds", rounds)
-        return of_fedfa(f"{clients}/{cohort}", f"{clients:,} clients, {cohort:,} a round", "scaling", *arguments)
+        return of_fedfa(f"{clients}/{cohort}", title, "scaling", *arguments, turn=turn)
 
     clients, cohorts = (CLIENTS[::2], COHORTS[::2]) if quick else (CLIENTS, COHORTS)
-    rounds = 4 if quick else 11
+    turn = 10
     return [
         Section(
             "clients",
             f"Number of clients, {COHORT} a round",
-            [contender(number, COHORT, rounds) for number in clients],
+            [contender(number, COHORT, 1 + turns * turn, turn) for number in clients],
+            by_round=True,
         ),
         Section(
             "cohort",
             f"Clients a round, of {CLIENTS[-1]:,}",
-            [contender(CLIENTS[-1], size, max(3, rounds // 2)) for size in cohorts],
+            [contender(CLIENTS[-1], size, 3 if quick else 5) for size in cohorts],
         ),
     ]
 
 
-def read_peers(file: Path, section: str, rounds: int) -> list[Contender]:
-    """The other simulators that take part in a section.
+def read_peers(file: Path, section: str, turns: int) -> list[Contender]:
+    """The other simulators that take part in a section, each with so many turns.
 
     Raises:
         SettingsError: The file cannot be read or lacks something.
     """
     try:
         entries: list[Mapping[str, Any]] = tomllib.loads(file.read_text(encoding="utf-8"))["contender"]
-        return [
-            Contender(
-                name=entry["name"],
-                title=entry["title"],
-                command=tuple(
-                    word.replace("{task}", section).replace(
-                        "{rounds}", str(min(rounds, entry.get("rounds", {}).get(section, rounds)))
-                    )
-                    for word in entry["command"]
-                ),
-                environment=entry.get("environment", {}),
-            )
-            for entry in entries
-            if section in entry.get("sections", [section])
-        ]
+        return [_peer(entry, section, turns) for entry in entries if section in entry.get("sections", [section])]
     except FileNotFoundError:
         raise SettingsError(f"no file {file} of other simulators; the project has benchmarks/peers.toml") from None
     except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
         raise SettingsError(f"{file} does not describe other simulators: {type(error).__name__}: {error}") from None
+
+
+def _peer(entry: Mapping[str, Any], section: str, turns: int) -> Contender:
+    turn = int(entry.get("turn", {}).get(section, 1))
+    words = {"{task}": section, "{rounds}": str(1 + turns * turn)}
+    command = list(entry["command"])
+    for mark, value in words.items():
+        command = [word.replace(mark, value) for word in command]
+    return Contender(entry["name"], entry["title"], tuple(command), environment=entry.get("environment", {}), turn=turn)

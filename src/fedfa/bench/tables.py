@@ -153,6 +153,7 @@ def _aims(record: Record) -> Table | None:
 
 def _scaling(record: Record) -> Table:
     base: Record | None = None
+    each = by_round(record)
     rows = []
     for contender in record["contenders"]:
         done = good(contender)
@@ -162,12 +163,14 @@ def _scaling(record: Record) -> Table:
         seconds = Figure.of([round_seconds(one) for one in done])
         memory = Figure.of([one["resident_mb"] for one in done])
         setup = Figure.of([one["setup"] - round_seconds(one) for one in done])
-        base = base or {"seconds": seconds.middle, "memory": memory.middle, "cohort": done[0]["cohort"]}
+        base = base or {"memory": memory.middle, "measurements": contender["measurements"]}
+        beside = pairs(contender["measurements"], base["measurements"], by_round=each)
+        longer = summary([mine / theirs for mine, theirs in beside], by_round=each)
         rows.append(
             (
                 contender["title"],
                 f"{1000 * seconds.middle:,.0f} ({1000 * seconds.low:,.0f}–{1000 * seconds.high:,.0f})",
-                f"{seconds.middle / base['seconds']:.2f}",
+                longer.text() if longer else "–",
                 f"{1000 * seconds.middle / done[0]['cohort']:.2f}",
                 f"{memory.middle:,.0f}",
                 f"{memory.middle / base['memory']:.2f}",

@@ -13,7 +13,7 @@ class Turns:
     def __init__(self) -> None:
         self._door = socket.create_server(("127.0.0.1", 0))
         self._marks: dict[socket.socket, int] = {}
-        """Rounds ended, of each process."""
+        """Turns ended (the first round is one), of each process."""
         self._given = 0
 
     @property
@@ -37,7 +37,7 @@ class Turns:
         return not ready
 
     def wanted(self) -> bool:
-        """Whether all have ended the round of the last turn that was given."""
+        """Whether all have ended the last turn that was given."""
         while not self.listen(0.0):
             pass
         return bool(self._marks) and min(self._marks.values()) > self._given
