@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import pkgutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from doctest import ELLIPSIS, DocTestFinder, DocTestRunner
@@ -168,3 +169,28 @@ def test_there_are_examples() -> None:
     for name in MODULES:
         examples += sum(len(test.examples) for test in DocTestFinder().find(importlib.import_module(name), name))
     assert examples > 20
+
+
+LOADED = """
+import sys
+from pathlib import Path
+from fedfa.bench.scaling import pictures
+from fedfa.studies.run import run
+from fedfa.studies.settings import Settings
+
+settings = {"rounds": 1, "device": "cpu", "data": {"clients": 4, "partition": "iid"}, "cohort": {"clients": 2},
+            "model": {"name": "mlp", "options": {"hidden": [8]}}, "algorithm": {"recipe": sys.argv[2]},
+            "engine": {"workers": 1, "execution": "each"}}
+run(Settings.resolve(settings), Path(sys.argv[1]) / "run", data=pictures(40))
+print(*sys.modules)
+"""
+
+
+@pytest.mark.parametrize("recipe", ["fedavg", "fedfa", "moon"])
+def test_a_run_loads_no_package_that_only_slows_its_start(recipe: str, tmp_path: Path) -> None:
+    """Torch loads sympy, for half a second, when a backward pass is begun in some ways."""
+    command = [sys.executable, "-c", LOADED, str(tmp_path), recipe]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert "torch" in loaded
+    assert not loaded & {"sympy", "ray", "flwr", "matplotlib", "pandas", "scipy", "rich"}

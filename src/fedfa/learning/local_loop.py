@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
 from torch.nn import functional
 
 from fedfa.learning.batches import Batches, Fetching
@@ -94,7 +95,7 @@ def take_local_steps(
                 if one is None:
                     one = torch.ones_like(loss)  # a client's loss is its own: none of them counts more or less
                 tensors, gradients = zip((loss, one), *batch.known, strict=True)
-                torch.autograd.backward(tensors, gradients)
+                _backward(tensors, gradients)
                 losses.append(loss.detach())
             for hook in change_gradient:
                 hook(ctx, batch)
@@ -108,6 +109,15 @@ def take_local_steps(
             hook(ctx)
     if losses:
         way.losses = torch.stack(losses) if chain is None else _means(losses, labels)
+
+
+def _backward(tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    """``torch.autograd.backward``, without the look at shapes that loads an algebra system the first time.
+
+    That takes half a second at the start of every process that trains. The engine below looks at the shapes itself.
+    """
+    # (A private function, called as torch calls it; it is untyped where it takes more.)
+    _engine_run_backward(tensors, gradients, False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def _batches_of_each_epoch(ctx: ClientContext) -> list[int]:
