@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -9,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedfa.bench.contender import Contender, measure, measure_in_turns
+from fedfa.bench.processes import descendants, memory_of
 from fedfa.bench.record import measure_section
 from fedfa.bench.sections import Section, choose, read_peers, sections
 from fedfa.errors import SettingsError
@@ -200,3 +204,37 @@ def test_a_section_by_round_keeps_the_rounds_of_each_turn(tmp_path: Path) -> Non
     assert record["by_round"]
     assert [[len(one["seconds"]) for one in c["measurements"]] for c in record["contenders"]] == [[2, 2], [2, 2]]
     assert news[0] == "s 1/2: A: start"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
+def test_memory_of_relatives_counts_what_they_share_once_and_that_of_strangers_not_at_all(tmp_path: Path) -> None:
+    """A parent fills 64 MB and forks a child that only reads them; another program maps the same libraries."""
+    text = """
+import os, time
+block = bytearray(os.urandom(2**26))
+if {fork}: os.fork()
+print(flush=True)
+time.sleep(60)"""
+
+    def started(fork: bool) -> subprocess.Popen[bytes]:
+        program = subprocess.Popen([sys.executable, "-c", text.format(fork=fork)], stdout=subprocess.PIPE)
+        assert program.stdout is not None
+        for _ in range(1 + fork):
+            program.stdout.readline()
+        return program
+
+    alone = started(False)
+    before = memory_of([alone.pid])
+    family = started(True)
+    try:
+        both = descendants(family.pid)
+        assert len(both) == 2
+        assert memory_of(both) == pytest.approx(before, rel=0.2)
+        assert memory_of([alone.pid]) == pytest.approx(before, rel=0.05)
+        assert before > 2**26
+    finally:
+        for pid in [alone.pid, *descendants(family.pid)]:
+            os.kill(pid, signal.SIGKILL)
+        alone.wait()
+        family.wait()
+    assert memory_of([]) == memory_of([alone.pid]) == 0

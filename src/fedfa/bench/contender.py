@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedfa.bench.plain import ENV_ARRAYS, ENV_RESULT, ENV_STARTED, ENV_TURN, ENV_TURNS
-from fedfa.bench.processes import descendants, proportional_memory, session_members
+from fedfa.bench.processes import descendants, memory_of, session_members
 from fedfa.bench.turn_taking import Turns
 
 LOOK_EVERY = 2.0
@@ -129,7 +129,7 @@ class Running:
                 break
             if looks:
                 members = descendants(process.pid)
-                self._memory = max(self._memory, sum(map(proportional_memory, members)))
+                self._memory = max(self._memory, memory_of(members))
                 self._processes = max(self._processes, len(members))
         self._end()
         return False
@@ -150,7 +150,7 @@ class Running:
     def report(self) -> dict[str, Any]:
         """What it reported, after its end; or ``{"failed": words}``.
 
-        With it ``memory_mb``, the largest sum over its processes, shared pages counted once, and ``processes``.
+        With it ``memory_mb``, the most that its processes had together (:func:`memory_of`), and ``processes``.
         """
         if self._process is None:
             return {"failed": self.problem}

@@ -21,13 +21,23 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def proportional_memory(pid: int) -> int:
-    """Bytes a process has in memory, pages that several share divided among them; 0 where unknown."""
+def memory_of(processes: Sequence[int]) -> int:
+    """Bytes that processes which work together have in memory, what they share counted once; 0 where unknown.
+
+    Pages of files (libraries) may be shared with strangers too, whose number must not matter: the largest part that one
+    of the processes has counts for all. Other pages are shared among relatives only, so each counts its portion.
+    """
+    own = sum(_kilobytes(pid, "smaps_rollup", "Pss_Anon:", "Pss_Shmem:") for pid in processes)
+    of_files = max((_kilobytes(pid, "status", "RssFile:") for pid in processes), default=0)
+    return 1024 * (own + of_files)
+
+
+def _kilobytes(pid: int, file: str, *names: str) -> int:
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
     except OSError:
         return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+    return sum(int(line.split()[1]) for line in lines if line.startswith(names))
 
 
 def resident_memory() -> int:
