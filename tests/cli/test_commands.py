@@ -132,7 +132,7 @@ def test_an_algorithm_of_the_users_own_is_explained(ask: Ask, tmp_path: Path) ->
 def test_version(ask: Ask) -> None:
     import fedfa
 
-    assert ask("version")[1].strip() == fedfa.__version__
+    assert ask("version")[1].strip() == ask("--version")[1].strip() == fedfa.__version__
 
 
 # -- a run ------------------------------------------------------------------------------------------------------------

@@ -22,12 +22,7 @@ from fedfa.cli.paper import app as paper_app
 from fedfa.cli.report import report
 from fedfa.errors import FedfaError
 
-app = typer.Typer(
-    help="Federated learning on heterogeneous data: FedFA and the methods it is compared with.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 app.add_typer(data_app, name="data", help="Find, fetch, check and look at data sets and their splits.")
 app.add_typer(flower_app, name="flower", help="Real federations between sites, on Flower.")
 app.add_typer(paper_app, name="paper", help="The paper's tables and figures: run what is missing, ours beside them.")
@@ -57,6 +52,21 @@ def main() -> None:
         sys.exit(143)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Federated learning on heterogeneous data: FedFA and the methods it is compared with."""
 
 
 @app.command()
