@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,9 @@ from fedfa.data import DataSet, Normalisation, Samples, load
 settings.register_profile("fedfa", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("fedfa")
 torch.set_num_threads(1)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell that starts the tests in the background lets them ignore Ctrl-C, and so all programs that they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def make_blobs(train: int = 240, test: int = 60, classes: int = 4, width: int = 6) -> DataSet:
