@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -77,8 +80,25 @@ def test_the_fork_dies_with_its_caller_and_passes_signals_on(folder: Path, warm:
         forks = list(below(warm))  # the fork, and what it may have started by now
         caller.send_signal(number)
         assert until(partial(all_gone, forks), 60)
-        # 3 is Flower's own code for a request to end; before it listens to such, the signal itself ends it.
-        assert caller.wait(60) in ((-signal.SIGKILL,) if number == signal.SIGKILL else (3, 128 + signal.SIGTERM))
+        # 3 is Flower's own code for a request to end; before it listens to such, the signal itself ends it, and ends
+        # the caller that has not yet heard who works for it.
+        asked_to_end = (3, 128 + signal.SIGTERM, -signal.SIGTERM)
+        assert caller.wait(60) in ((-signal.SIGKILL,) if number == signal.SIGKILL else asked_to_end)
+    assert is_running(warm)
+
+
+def test_a_signal_to_a_fork_that_has_hardly_begun_is_not_lost(folder: Path, warm: int) -> None:
+    request = json.dumps({"arguments": ASKS_NOBODY, "folder": str(folder), "environment": dict(os.environ)}).encode()
+    with open(os.devnull, "wb") as nowhere:
+        for _ in range(10):
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(60)
+                connection.connect(str(folder / "call"))
+                socket.send_fds(connection, [struct.pack("!I", len(request))], [nowhere.fileno(), nowhere.fileno()])
+                connection.sendall(request)
+                (fork,) = struct.unpack("!I", connection.recv(4))
+                os.kill(fork, signal.SIGTERM)
+                assert struct.unpack("!I", connection.recv(4))[0] in (3, 128 + signal.SIGTERM)
     assert is_running(warm)
 
 

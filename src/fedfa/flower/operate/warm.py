@@ -35,6 +35,8 @@ COMMAND = "flwr-clientapp"
 PRELOAD = ("flwr.supernode.cli", "fedfa.flower.client_app", "fedfa.studies.run")
 """What every message needs."""
 _CALL = Path(__file__).with_name("warm_call.py")
+_SIGNALS = [signal.Signals[name] for name in ("SIGTERM", "SIGINT", "SIGHUP") if name in signal.Signals.__members__]
+"""Requests to end; not every system has all of them."""
 _HEARING = 10.0
 """Seconds for a caller to say what it wants."""
 
@@ -87,8 +89,8 @@ class WarmProcess:
         self._selector.register(wake, selectors.EVENT_READ, "signal")
         self._callers: dict[int, socket.socket] = {}
         self._asked: list[int] = []
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it
+        for number in _SIGNALS:
+            if number.name != "SIGHUP" or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it
                 signal.signal(number, lambda caught, _: self._asked.append(caught))
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
@@ -124,9 +126,14 @@ class WarmProcess:
             head, descriptors, _, _ = socket.recv_fds(connection, 4, 2)
             request = json.loads(_exactly(connection, struct.unpack("!I", head)[0]))
             warm = os.getpid()
-            process = os.fork()
-            if process == 0:
-                self._become(request, descriptors, warm)
+            # A signal to the fork must wait until it no longer has our way of answering signals.
+            signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+            try:
+                process = os.fork()
+                if process == 0:
+                    self._become(request, descriptors, warm)
+            finally:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             connection.sendall(struct.pack("!I", process))
             connection.settimeout(None)
             self._callers[process] = connection
@@ -143,6 +150,7 @@ class WarmProcess:
         try:
             signal.set_wakeup_fd(-1)
             die_with(warm)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             self._selector.close()
             self._listener.close()
             for connection in self._callers.values():
