@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -82,11 +84,15 @@ def test_peers_are_read_with_task_and_rounds_filled_in(tmp_path: Path) -> None:
     file = tmp_path / "peers.toml"
     file.write_text(
         '[[contender]]\nname = "p"\ntitle = "P"\ncommand = ["run", "{task}", "{rounds}", "{port}"]\n'
-        'turn = { mlp = 5 }\n\n[[contender]]\nname = "q"\ntitle = "Q"\nsections = ["mlp"]\ncommand = ["q"]\n'
+        'rounds_in_turn = { mlp = 5 }\n\n[[contender]]\nname = "q"\ntitle = "Q"\nsections = ["mlp"]\ncommand = ["q"]\n'
     )
     assert [peer.command for peer in read_peers(file, "cnn", 6)] == [("run", "cnn", "7", "{port}")]
     assert [peer.command[:3] for peer in read_peers(file, "mlp", 6)] == [("run", "mlp", "31"), ("q",)]
-    assert [peer.turn for peer in read_peers(file, "mlp", 6)] == [5, 1]
+    assert [peer.rounds_in_turn for peer in read_peers(file, "mlp", 6)] == [5, 1]
+    for wrong in ("rounds = { mlp = 4 }", "rounds_in_turn = { cnn = 0 }", 'rounds_in_turn = { cnn = "five" }'):
+        file.write_text(f'[[contender]]\nname = "p"\ntitle = "P"\ncommand = ["run"]\n{wrong}\n')
+        with pytest.raises(SettingsError, match=r"does not describe other simulators.*rounds"):
+            read_peers(file, "cnn", 6)
     file.write_text('[[contender]]\nname = "p"\n')
     with pytest.raises(SettingsError, match="does not describe other simulators"):
         read_peers(file, "cnn", 6)
@@ -151,7 +157,7 @@ for number in range({rounds}):
     ends.append(clock())
 report(ends)
 """
-    return Contender(name, name.upper(), (sys.executable, "-c", text), limit=120.0, turn=turn)
+    return Contender(name, name.upper(), (sys.executable, "-c", text), limit=120.0, rounds_in_turn=turn)
 
 
 def test_rounds_are_taken_in_turns_and_nobody_works_while_another_does(tmp_path: Path) -> None:
@@ -206,35 +212,47 @@ def test_a_section_by_round_keeps_the_rounds_of_each_turn(tmp_path: Path) -> Non
     assert news[0] == "s 1/2: A: start"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
-def test_memory_of_relatives_counts_what_they_share_once_and_that_of_strangers_not_at_all(tmp_path: Path) -> None:
-    """A parent fills 64 MB and forks a child that only reads them; another program maps the same libraries."""
-    text = """
-import os, time
-block = bytearray(os.urandom(2**26))
-if {fork}: os.fork()
-print(flush=True)
-time.sleep(60)"""
+def test_memory_is_looked_at_in_turns_that_are_short(tmp_path: Path) -> None:
+    """It takes 256 MB after its first round; a turn is over long before the next look by the clock."""
+    grows = taking_turns("grows", tmp_path / "journal", 3, work=0.01, more="block = b'x' * (2**28 * (number > 0))")
+    (found,) = measure_in_turns([grows], tmp_path, lambda *_: None)
+    assert found["memory_mb"] > 256
 
-    def started(fork: bool) -> subprocess.Popen[bytes]:
-        program = subprocess.Popen([sys.executable, "-c", text.format(fork=fork)], stdout=subprocess.PIPE)
-        assert program.stdout is not None
-        for _ in range(1 + fork):
-            program.stdout.readline()
-        return program
 
-    alone = started(False)
-    before = memory_of([alone.pid])
-    family = started(True)
-    try:
-        both = descendants(family.pid)
-        assert len(both) == 2
-        assert memory_of(both) == pytest.approx(before, rel=0.2)
-        assert memory_of([alone.pid]) == pytest.approx(before, rel=0.05)
-        assert before > 2**26
-    finally:
-        for pid in [alone.pid, *descendants(family.pid)]:
-            os.kill(pid, signal.SIGKILL)
-        alone.wait()
-        family.wait()
-    assert memory_of([]) == memory_of([alone.pid]) == 0
+@contextlib.contextmanager
+def started(text: str, number: int = 1) -> Iterator[list[int]]:
+    """A program that says a line in each of its processes when it is ready; they are ended afterwards."""
+    with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE) as program:
+        try:
+            assert program.stdout is not None
+            for _ in range(number):
+                program.stdout.readline()
+            yield descendants(program.pid)
+        finally:
+            for pid in descendants(program.pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+READY = "print(flush=True)\nimport time\ntime.sleep(60)"
+only_linux = pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
+
+
+@only_linux
+def test_memory_of_a_program_does_not_depend_on_who_else_has_its_libraries() -> None:
+    text = f"import numpy\n{READY}"
+    with started(text) as one:
+        alone = memory_of(one)
+        with started(text) as two, started(text):
+            assert memory_of(one) == pytest.approx(alone, abs=2**20)
+            assert memory_of(two) == pytest.approx(alone, rel=0.1)
+    assert memory_of([]) == memory_of(one) == 0
+
+
+@only_linux
+def test_what_relatives_share_is_counted_once() -> None:
+    """A parent fills 64 MB and forks a child that only reads them."""
+    fill = "import os\nblock = bytearray(os.urandom(2**26))\n"
+    with started(fill + READY) as alone, started(f"{fill}os.fork()\n{READY}", 2) as family:
+        assert len(family) == 2
+        assert 2**26 < memory_of(alone) < 2**27
+        assert memory_of(family) == pytest.approx(memory_of(alone), rel=0.2)

@@ -102,6 +102,23 @@ def test_a_signal_to_a_fork_that_has_hardly_begun_is_not_lost(folder: Path, warm
     assert is_running(warm)
 
 
+def test_a_caller_that_is_gone_before_it_hears_of_its_fork_leaves_none(folder: Path, warm: int) -> None:
+    request = json.dumps({"arguments": ASKS_NOBODY, "folder": str(folder), "environment": dict(os.environ)}).encode()
+    with open(os.devnull, "wb") as nowhere:
+        os.kill(warm, signal.SIGSTOP)  # so that it takes the calls when all callers are gone
+        try:
+            for _ in range(3):
+                with socket.socket(socket.AF_UNIX) as connection:
+                    connection.connect(str(folder / "call"))
+                    socket.send_fds(connection, [struct.pack("!I", len(request))], [nowhere.fileno(), nowhere.fileno()])
+                    connection.sendall(request)
+        finally:
+            os.kill(warm, signal.SIGCONT)
+    assert call(folder, "--help").returncode == 0  # taken after those
+    assert until(lambda: not list(below(warm)), 60)
+    assert is_running(warm)
+
+
 def test_without_a_warm_process_the_call_becomes_flowers_own_command(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="fedfa-") as short:
         prepare_folder(Path(short))

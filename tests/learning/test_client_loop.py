@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedfa.errors import ClientError, SettingsError
+from fedfa.learning import local_loop
 from fedfa.learning.client import MODEL, ClientResult
 from fedfa.learning.part import Batch, ClientContext, NoOptions, Part, Role, Task
 from fedfa.learning.sums import WeightedSum
@@ -232,6 +233,39 @@ def test_gradient_hooks_change_the_step() -> None:
     assert all(torch.allclose(scaled[name], 3 * plain[name], atol=1e-6) for name in plain)
 
 
+def test_a_gradient_in_closed_form_counts_as_one_through_the_graph() -> None:
+    """The term 0.1·Σh² has the gradient 0.2·h."""
+
+    class Shrink(Part[NoOptions]):
+        name = "shrink"
+
+        def loss(self, ctx: ClientContext, batch: Batch, loss: Tensor) -> Tensor:
+            batch.add_gradient(batch.features, 0.2 * batch.features.detach())
+            return loss + 0.1 * batch.features.detach().square().sum()
+
+    class ShrinkByGraph(Part[NoOptions]):
+        name = "shrink"
+
+        def loss(self, ctx: ClientContext, batch: Batch, loss: Tensor) -> Tensor:
+            return loss + 0.1 * batch.features.square().sum()
+
+    one, other = (
+        Bench([part]).trainer.train(Bench().plan(), 0, toy_data(), {}) for part in (Shrink(), ShrinkByGraph())
+    )
+    assert one.loss == pytest.approx(other.loss)
+    assert all(torch.allclose(update_of(one)[name], value, atol=1e-6) for name, value in update_of(other).items())
+
+
+def test_a_torch_without_the_private_way_into_the_backward_pass_trains_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert local_loop._engine_run_backward is not None
+    first = Bench().trainer.train(Bench().plan(), 0, toy_data(), {})
+    monkeypatch.setattr(local_loop, "_engine_run_backward", None)
+    second = Bench().trainer.train(Bench().plan(), 0, toy_data(), {})
+    assert all(torch.equal(update_of(first)[name], value) for name, value in update_of(second).items())
+
+
 # -- errors -----------------------------------------------------------------------------------------------------------
 class Broken(Part[NoOptions]):
     name = "broken"
@@ -279,6 +313,29 @@ def test_an_error_in_a_hook_names_client_round_and_stage(hook: str, stage: str) 
     assert (error.client, error.round, error.stage) == (42, 7, stage)
     assert str(error) == f"client 42, round 7, {stage}: ZeroDivisionError: oh no"
     assert isinstance(error.__cause__, ZeroDivisionError), "the real traceback must not be lost"
+
+
+class WrongShape(Part[NoOptions]):
+    """A loss of each sample where there must be one number, or a gradient with a dimension too many."""
+
+    name = "wrong-shape"
+
+    def __init__(self, of: str) -> None:
+        super().__init__()
+        self.of = of
+
+    def loss(self, ctx: ClientContext, batch: Batch, loss: Tensor) -> Tensor:
+        if self.of == "gradient":
+            batch.add_gradient(batch.features, batch.features.detach().unsqueeze(0))
+        return loss if self.of == "gradient" else loss + batch.features.mean(-1)
+
+
+@pytest.mark.parametrize(("of", "words"), [("loss", "a loss of shape"), ("gradient", "a gradient of shape")])
+def test_shapes_that_torch_would_stretch_are_refused(of: str, words: str) -> None:
+    bench = Bench([WrongShape(of)])
+    for samples in (10, 1):  # also where the batch has one sample
+        with pytest.raises(ClientError, match=words):
+            bench.trainer.train(bench.plan(), 0, toy_data(samples), {})
 
 
 def test_an_error_of_fedfa_itself_keeps_its_words_and_gains_client_round_and_stage() -> None:

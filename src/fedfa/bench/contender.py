@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedfa.bench.plain import ENV_ARRAYS, ENV_RESULT, ENV_STARTED, ENV_TURN, ENV_TURNS
+from fedfa.bench.plain import ENV_ARRAYS, ENV_RESULT, ENV_ROUNDS_IN_TURN, ENV_STARTED, ENV_TURN_PORT
 from fedfa.bench.processes import descendants, memory_of, session_members
 from fedfa.bench.turn_taking import Turns
 
@@ -36,7 +36,7 @@ class Contender:
         environment: Added to this process's own.
         limit: Seconds after which it counts as failed.
         note: What a reader should know about it.
-        turn: Rounds it works before another one does, where contenders take turns.
+        rounds_in_turn: Rounds it works before another one does, where contenders take turns.
     """
 
     name: str
@@ -45,13 +45,15 @@ class Contender:
     environment: Mapping[str, str] = field(default_factory=dict)
     limit: float = 900.0
     note: str = ""
-    turn: int = 1
+    rounds_in_turn: int = 1
 
 
-def of_fedfa(name: str, title: str, module: str, *arguments: object, note: str = "", turn: int = 1) -> Contender:
+def of_fedfa(
+    name: str, title: str, module: str, *arguments: object, note: str = "", rounds_in_turn: int = 1
+) -> Contender:
     """A program of this package, in this interpreter."""
     command = (sys.executable, "-m", f"fedfa.bench.{module}", *map(str, arguments))
-    return Contender(name, title, command, note=note, turn=turn)
+    return Contender(name, title, command, note=note, rounds_in_turn=rounds_in_turn)
 
 
 class Running:
@@ -82,7 +84,7 @@ class Running:
             environment.pop("OMP_NUM_THREADS", None)
         environment |= {ENV_ARRAYS: str(arrays), ENV_RESULT: str(self._result), ENV_STARTED: repr(time.time())}
         if self._turns is not None:
-            environment |= {ENV_TURNS: str(self._turns.port), ENV_TURN: str(contender.turn)}
+            environment |= {ENV_TURN_PORT: str(self._turns.port), ENV_ROUNDS_IN_TURN: str(contender.rounds_in_turn)}
         try:
             with self._output.open("wb") as sink:
                 self._process = subprocess.Popen(
@@ -118,6 +120,7 @@ class Running:
         while process.poll() is None:
             if to_its_turn and self.waits():
                 self._left -= time.monotonic() - begun
+                self._look()  # now it costs nobody time; and turns may be too short for the looks below
                 return True
             seconds = max(0.01, min(LOOK_EVERY, self._left - (time.monotonic() - begun)))
             if self._turns is not None and to_its_turn:
@@ -128,11 +131,16 @@ class Running:
                 self.problem = f"not done after {self.contender.limit:.0f} s"
                 break
             if looks:
-                members = descendants(process.pid)
-                self._memory = max(self._memory, memory_of(members))
-                self._processes = max(self._processes, len(members))
+                self._look()
         self._end()
         return False
+
+    def _look(self) -> None:
+        """See how much memory it has, and how many processes."""
+        if self._process is not None:
+            members = descendants(self._process.pid)
+            self._memory = max(self._memory, memory_of(members))
+            self._processes = max(self._processes, len(members))
 
     def _end(self) -> None:
         """Nothing it started goes on."""

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 ENV_ARRAYS, ENV_RESULT, ENV_STARTED = "FEDFA_BENCH_ARRAYS", "FEDFA_BENCH_RESULT", "FEDFA_BENCH_STARTED"
 """Environment of a contender: folder of the arrays, file for the report, wall-clock time of its launch."""
-ENV_TURNS = "FEDFA_BENCH_TURNS"
-"""Likewise, where contenders take turns: a port of this machine, which is told of the end of each round with a byte and
+ENV_TURN_PORT = "FEDFA_BENCH_TURN_PORT"
+"""Likewise, where contenders take turns: a port of this machine, which is told of the end of each turn with a byte and
 answers with one when the next may begin."""
-ENV_TURN = "FEDFA_BENCH_TURN"
+ENV_ROUNDS_IN_TURN = "FEDFA_BENCH_ROUNDS_IN_TURN"
 """Likewise: how many rounds a turn has, if not one."""
 
 
@@ -97,7 +97,13 @@ def network(task: Task, *, pool_first: bool = False) -> nn.Sequential:
 
 def rounds_in_turn() -> int:
     """How many rounds a contender works before another one does."""
-    return int(os.environ.get(ENV_TURN, "1"))
+    return int(os.environ.get(ENV_ROUNDS_IN_TURN, "1"))
+
+
+def by_turn(rounds: Sequence[float]) -> list[float]:
+    """What was measured in every round, averaged over each turn (a last one that is not whole is left out)."""
+    turn = rounds_in_turn()
+    return [sum(rounds[first : first + turn]) / turn for first in range(0, len(rounds) - turn + 1, turn)]
 
 
 def report(ends: Sequence[float], **more: Any) -> None:
@@ -108,9 +114,8 @@ def report(ends: Sequence[float], **more: Any) -> None:
         more: Whatever else is worth keeping.
     """
     started = float(os.environ.get(ENV_STARTED, ends[0]))
-    turn = rounds_in_turn()
     found = {
-        "seconds": [(late - early) / turn for early, late in pairwise(ends[::turn])],
+        "seconds": by_turn([late - early for early, late in pairwise(ends)]),
         "first": ends[0] - started,
         "versions": {"torch": torch.__version__, "numpy": np.__version__},
         **more,
@@ -129,7 +134,7 @@ class Clock:
         self._waited = 0.0
         self._line: socket.socket | None = None
         self._left = 0
-        """Rounds of this turn."""
+        """Rounds still to come before the next wait."""
 
     def __call__(self) -> float:
         """The moment, comparable between processes."""
@@ -137,7 +142,7 @@ class Clock:
         moment = now - self._waited
         if self._left:
             self._left -= 1
-        elif port := os.environ.get(ENV_TURNS):
+        elif port := os.environ.get(ENV_TURN_PORT):
             self._left = rounds_in_turn() - 1
             if self._line is None:
                 self._line = socket.create_connection(("127.0.0.1", int(port)))

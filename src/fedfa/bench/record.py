@@ -33,7 +33,7 @@ def measure_section(section: Section, repeat: int, arrays: Path, tell: Tell) -> 
     round or a few.
     """
     found: dict[str, list[dict[str, Any]]] = {contender.name: [] for contender in section.contenders}
-    begun = datetime.now(UTC)
+    about = circumstances(datetime.now(UTC))
     for repetition in range(repeat):
         turn = repetition * 2 % len(section.contenders)
         order = [*section.contenders[turn:], *section.contenders[:turn]]
@@ -54,7 +54,7 @@ def measure_section(section: Section, repeat: int, arrays: Path, tell: Tell) -> 
     return {
         "section": section.name,
         "title": section.title,
-        "about": circumstances(begun),
+        "about": about,
         "repetitions": repeat,
         "by_round": section.by_round,
         "sample_steps": section.task.sample_steps if section.task else None,

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedfa.bench.plain import TASKS, clock, report
+from fedfa.bench.plain import TASKS, by_turn, clock, report
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
             settings(task, layer), Path(folder) / "run", data=dataset(task), watch=lambda _: ends.append(clock())
         )
     cpu = [record["cpu_seconds"] for record in result.metrics[1:-1]]
-    report(ends[:-1], cpu_seconds=cpu, accuracy=result.final_accuracy)
+    report(ends[:-1], cpu_seconds=by_turn(cpu), accuracy=result.final_accuracy)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ class Section:
         contenders: The first one is what the others are compared with.
         task: What they do, where all do the same.
         aims: Ratios worth a line of their own.
-        by_round: Contenders take turns round by round (or a few rounds, :attr:`Contender.turn`), not run by run.
+        by_round: Contenders take turns by rounds, one or :attr:`Contender.rounds_in_turn` at a time, not by whole runs.
     """
 
     name: str
@@ -101,17 +101,18 @@ def choose(known: Sequence[Section], names: Sequence[str]) -> list[Section]:
 
 
 def _fedfa(
-    name: str, title: str, task: Task, rounds: int, *assignments: str, note: str = "", turn: int = 1
+    name: str, title: str, task: Task, rounds: int, *assignments: str, note: str = "", rounds_in_turn: int = 1
 ) -> Contender:
     assigned = [word for assignment in assignments for word in ("--set", assignment)]
-    return of_fedfa(name, title, "rounds", "--task", task.name, "--rounds", rounds, *assigned, note=note, turn=turn)
+    arguments = ("--task", task.name, "--rounds", rounds, *assigned)
+    return of_fedfa(name, title, "rounds", *arguments, note=note, rounds_in_turn=rounds_in_turn)
 
 
 def _loop(
-    name: str, title: str, task: Task, rounds: int, processes: int, *flags: str, note: str = "", turn: int = 1
+    name: str, title: str, task: Task, rounds: int, processes: int, *flags: str, note: str = "", rounds_in_turn: int = 1
 ) -> Contender:
     arguments = ("--task", task.name, "--rounds", rounds, "--processes", processes, *flags)
-    return of_fedfa(name, title, "loop", *arguments, note=note, turn=turn)
+    return of_fedfa(name, title, "loop", *arguments, note=note, rounds_in_turn=rounds_in_turn)
 
 
 def _cnn(rounds: int, peers: list[Contender]) -> Section:
@@ -173,14 +174,14 @@ def _mlp(turns: int, peers: list[Contender]) -> Section:
     task, turn = TASKS["mlp"], 5
     rounds, longer = 1 + turns * turn, 5 * turn
     contenders = [
-        _loop("loop", "plain torch loop, 1 process", task, rounds, 1, turn=turn),
-        _loop("loop-2", "plain torch loop, 2 processes", task, rounds, 2, turn=turn),
+        _loop("loop", "plain torch loop, 1 process", task, rounds, 1, rounds_in_turn=turn),
+        _loop("loop-2", "plain torch loop, 2 processes", task, rounds, 2, rounds_in_turn=turn),
         _fedfa("each", "fedfa, clients one by one", task, rounds, "engine.workers=1", "engine.execution=each",
-               turn=turn),
+               rounds_in_turn=turn),
         _fedfa("each-2", "fedfa, clients one by one, 2 workers", task, rounds, "engine.workers=2",
-               "engine.execution=each", turn=turn),
+               "engine.execution=each", rounds_in_turn=turn),
         _fedfa("stacked", "fedfa, clients stacked", task, 1 + turns * longer, "engine.workers=1",
-               "engine.execution=stacked", turn=longer),
+               "engine.execution=stacked", rounds_in_turn=longer),
         *peers,
     ]  # fmt: skip
     aims = [
@@ -230,7 +231,7 @@ def _scaling(turns: int, quick: bool) -> list[Section]:
     def contender(clients: int, cohort: int, rounds: int, turn: int = 1) -> Contender:
         title = f"{clients:,} clients, {cohort:,} a round"
         arguments = ("--clients", clients, "--cohort", cohort, "--rounds", rounds)
-        return of_fedfa(f"{clients}/{cohort}", title, "scaling", *arguments, turn=turn)
+        return of_fedfa(f"{clients}/{cohort}", title, "scaling", *arguments, rounds_in_turn=turn)
 
     clients, cohorts = (CLIENTS[::2], COHORTS[::2]) if quick else (CLIENTS, COHORTS)
     turn = 10
@@ -265,9 +266,15 @@ def read_peers(file: Path, section: str, turns: int) -> list[Contender]:
 
 
 def _peer(entry: Mapping[str, Any], section: str, turns: int) -> Contender:
-    turn = int(entry.get("turn", {}).get(section, 1))
+    known = {"name", "title", "command", "sections", "environment", "rounds_in_turn"}
+    if unknown := set(entry) - known:
+        raise KeyError(f"unknown {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
+    turn = entry.get("rounds_in_turn", {}).get(section, 1)
+    if type(turn) is not int or turn < 1:
+        raise TypeError(f"rounds_in_turn of {entry['name']} must be a whole number from 1 on, not {turn!r}")
     words = {"{task}": section, "{rounds}": str(1 + turns * turn)}
     command = list(entry["command"])
     for mark, value in words.items():
         command = [word.replace(mark, value) for word in command]
-    return Contender(entry["name"], entry["title"], tuple(command), environment=entry.get("environment", {}), turn=turn)
+    environment = entry.get("environment", {})
+    return Contender(entry["name"], entry["title"], tuple(command), environment=environment, rounds_in_turn=turn)

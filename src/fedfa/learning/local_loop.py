@@ -6,7 +6,7 @@ It serves a client alone, with inputs ``[B, …]`` and a scalar loss, and severa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.graph import _engine_run_backward
 from torch.nn import functional
 
 from fedfa.learning.batches import Batches, Fetching
@@ -22,6 +21,9 @@ from fedfa.learning.optimisers import Sgd
 from fedfa.learning.part import Batch, ClientContext, Precision
 from fedfa.learning.recipe import Recipe
 from fedfa.learning.stacking import SideBySide
+
+# What torch.autograd.backward itself calls. It is private, so a torch may come that has it no more.
+_engine_run_backward: Callable[..., Any] | None = getattr(torch.autograd.graph, "_engine_run_backward", None)
 
 
 @dataclass
@@ -91,6 +93,11 @@ def take_local_steps(
                 loss = cross_entropy(logits, y)
                 for hook in change_loss:
                     loss = hook(ctx, batch, loss)
+                if loss.shape != y.shape[:-1]:
+                    raise ValueError(
+                        f"a loss of shape {tuple(loss.shape)}; there must be one number for each client, "
+                        f"that is {tuple(y.shape[:-1])}: a part's hook `loss` returns the mean over the batch"
+                    )
                 optimiser.zero_grad()
                 if one is None:
                     one = torch.ones_like(loss)  # a client's loss is its own: none of them counts more or less
@@ -114,10 +121,12 @@ def take_local_steps(
 def _backward(tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
     """``torch.autograd.backward``, without the look at shapes that loads an algebra system the first time.
 
-    That takes half a second at the start of every process that trains. The engine below looks at the shapes itself.
+    That takes half a second at the start of every process that trains. The shapes have been looked at before.
     """
-    # (A private function, called as torch calls it; it is untyped where it takes more.)
-    _engine_run_backward(tensors, gradients, False, False, (), allow_unreachable=True, accumulate_grad=True)
+    if _engine_run_backward is None:
+        torch.autograd.backward(tensors, gradients)
+    else:
+        _engine_run_backward(tensors, gradients, False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def _batches_of_each_epoch(ctx: ClientContext) -> list[int]:

@@ -160,7 +160,12 @@ class Batch:
         Args:
             of: The features, or another tensor with a graph; one without is not trained and is left alone.
             gradient: Of the term with respect to it.
+
+        Raises:
+            ValueError: Their shapes differ; the backward pass would add up what has too many dimensions.
         """
+        if of.shape != gradient.shape:
+            raise ValueError(f"a gradient of shape {tuple(gradient.shape)} for a tensor of {tuple(of.shape)}")
         if of.requires_grad:
             self.known.append((of, gradient))
 

@@ -148,6 +148,7 @@ class _Rounds:
         self.sizes = laboratory.sizes
         self.has_local = Role.LOCAL in laboratory.roles.values()
         self.observer = laboratory.observer()
+        self.commit = source_commit()  # now: when the run ends, the files may no longer be those that were loaded
 
     def run(self, state: ServerState) -> dict[str, Any]:
         """All rounds that are missing, and what follows the last one."""
@@ -166,7 +167,7 @@ class _Rounds:
             if engine is not None:
                 engine.close()
             torch.set_num_threads(threads)
-        summary = summarise(self.settings, self.folder.metrics(), self.lab)
+        summary = summarise(self.settings, self.folder.metrics(), self.lab, self.commit)
         self.folder.finish(state, summary)
         return summary
 
@@ -255,7 +256,7 @@ class _Rounds:
         }
 
 
-def summarise(settings: Settings, metrics: list[dict[str, Any]], lab: Laboratory) -> dict[str, Any]:
+def summarise(settings: Settings, metrics: list[dict[str, Any]], lab: Laboratory, commit: str | None) -> dict[str, Any]:
     """The result of a run, what it was made with and where."""
     return {
         **accuracies(metrics),
@@ -272,7 +273,7 @@ def summarise(settings: Settings, metrics: list[dict[str, Any]], lab: Laboratory
             "python": platform.python_version(),
         },
         "machine": {"processor": processor_name(), "device": str(lab.device), "system": platform.system()},
-        "commit": source_commit(),
+        "commit": commit,
     }
 
 

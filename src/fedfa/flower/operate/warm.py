@@ -127,30 +127,33 @@ class WarmProcess:
             request = json.loads(_exactly(connection, struct.unpack("!I", head)[0]))
             warm = os.getpid()
             # A signal to the fork must wait until it no longer has our way of answering signals.
-            signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+            usual = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
             try:
                 process = os.fork()
                 if process == 0:
-                    self._become(request, descriptors, warm)
+                    self._become(request, descriptors, warm, usual)
             finally:
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-            connection.sendall(struct.pack("!I", process))
+                signal.pthread_sigmask(signal.SIG_SETMASK, usual)
             connection.settimeout(None)
             self._callers[process] = connection
             self._selector.register(connection, selectors.EVENT_READ, str(process))
+            with contextlib.suppress(OSError):  # it is gone; the selector will tell, and the fork be ended
+                connection.sendall(struct.pack("!I", process))
         except (OSError, ValueError, struct.error):
             connection.close()  # the caller then starts Flower's own command
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _become(self, request: Mapping[str, Any], descriptors: Sequence[int], warm: int) -> NoReturn:
-        """In the fork: be what the caller asked for."""
+    def _become(
+        self, request: Mapping[str, Any], descriptors: Sequence[int], warm: int, mask: set[int | signal.Signals]
+    ) -> NoReturn:
+        """In the fork: be what the caller asked for, with this mask of signals."""
         code = 1
         try:
             signal.set_wakeup_fd(-1)
             die_with(warm)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             self._selector.close()
             self._listener.close()
             for connection in self._callers.values():
@@ -170,9 +173,12 @@ class WarmProcess:
         except BaseException:
             os.write(2, traceback.format_exc().encode())
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code & 0xFF)
+            try:
+                signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+                sys.stdout.flush()
+                sys.stderr.flush()
+            finally:  # whatever happens: the fork must not go on as the warm process
+                os._exit(code & 0xFF)
 
     def _caller_is_gone(self, process: int) -> None:
         """It never writes: so it was killed, and what it asked for shall not go on."""
