@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -86,3 +88,17 @@ def test_leaves_numpys_global_generator_alone() -> None:
     with torch_stream(1, "x"):
         torch.rand(2)
     assert np.random.get_state(legacy=True)[1].tolist() == expected  # type: ignore[index]
+
+
+@given(st.integers(-(2**70), 2**70), st.text(max_size=8), st.lists(st.integers(0, 2**40), max_size=3))
+def test_a_stream_is_the_one_whose_seed_is_the_key_as_a_number(seed: int, purpose: str, ids: list[int]) -> None:
+    key = hashlib.blake2b(repr((seed, purpose, tuple(ids))).encode(), digest_size=16).digest()
+    expected = np.random.Generator(np.random.PCG64(int.from_bytes(key, "little")))
+    assert stream(seed, purpose, *ids).integers(2**63, size=3).tolist() == expected.integers(2**63, size=3).tolist()
+
+
+def test_a_key_with_zeros_at_its_end_is_taken_as_that_number_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in (bytes(16), b"\5" + bytes(15), b"\0\0\0\0\7" + bytes(11)):
+        monkeypatch.setattr(hashlib, "blake2b", lambda *_, key=key, **__: SimpleNamespace(digest=lambda: key))
+        expected = np.random.Generator(np.random.PCG64(int.from_bytes(key, "little")))
+        assert stream(1, "x").random() == expected.random()
