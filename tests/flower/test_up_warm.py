@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -87,33 +88,35 @@ def test_the_fork_dies_with_its_caller_and_passes_signals_on(folder: Path, warm:
     assert is_running(warm)
 
 
-def test_a_signal_to_a_fork_that_has_hardly_begun_is_not_lost(folder: Path, warm: int) -> None:
+@contextlib.contextmanager
+def calling(folder: Path) -> Iterator[socket.socket]:
+    """A caller that has said what it wants, and has not heard an answer."""
     request = json.dumps({"arguments": ASKS_NOBODY, "folder": str(folder), "environment": dict(os.environ)}).encode()
-    with open(os.devnull, "wb") as nowhere:
-        for _ in range(10):
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(60)
-                connection.connect(str(folder / "call"))
-                socket.send_fds(connection, [struct.pack("!I", len(request))], [nowhere.fileno(), nowhere.fileno()])
-                connection.sendall(request)
-                (fork,) = struct.unpack("!I", connection.recv(4))
-                os.kill(fork, signal.SIGTERM)
-                assert struct.unpack("!I", connection.recv(4))[0] in (3, 128 + signal.SIGTERM)
+    with open(os.devnull, "wb") as nowhere, socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(60)
+        connection.connect(str(folder / "call"))
+        socket.send_fds(connection, [struct.pack("!I", len(request))], [nowhere.fileno(), nowhere.fileno()])
+        connection.sendall(request)
+        yield connection
+
+
+def test_a_signal_to_a_fork_that_has_hardly_begun_is_not_lost(folder: Path, warm: int) -> None:
+    for _ in range(10):
+        with calling(folder) as connection:
+            (fork,) = struct.unpack("!I", connection.recv(4))
+            os.kill(fork, signal.SIGTERM)
+            assert struct.unpack("!I", connection.recv(4))[0] in (3, 128 + signal.SIGTERM)
     assert is_running(warm)
 
 
 def test_a_caller_that_is_gone_before_it_hears_of_its_fork_leaves_none(folder: Path, warm: int) -> None:
-    request = json.dumps({"arguments": ASKS_NOBODY, "folder": str(folder), "environment": dict(os.environ)}).encode()
-    with open(os.devnull, "wb") as nowhere:
-        os.kill(warm, signal.SIGSTOP)  # so that it takes the calls when all callers are gone
-        try:
-            for _ in range(3):
-                with socket.socket(socket.AF_UNIX) as connection:
-                    connection.connect(str(folder / "call"))
-                    socket.send_fds(connection, [struct.pack("!I", len(request))], [nowhere.fileno(), nowhere.fileno()])
-                    connection.sendall(request)
-        finally:
-            os.kill(warm, signal.SIGCONT)
+    os.kill(warm, signal.SIGSTOP)  # so that it takes the calls when all callers are gone
+    try:
+        for _ in range(3):
+            with calling(folder):
+                pass
+    finally:
+        os.kill(warm, signal.SIGCONT)
     assert call(folder, "--help").returncode == 0  # taken after those
     assert until(lambda: not list(below(warm)), 60)
     assert is_running(warm)

@@ -268,10 +268,12 @@ def read_peers(file: Path, section: str, turns: int) -> list[Contender]:
 def _peer(entry: Mapping[str, Any], section: str, turns: int) -> Contender:
     known = {"name", "title", "command", "sections", "environment", "rounds_in_turn"}
     if unknown := set(entry) - known:
-        raise KeyError(f"unknown {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
+        raise SettingsError(
+            f"unknown key {', '.join(sorted(unknown))} of a simulator; allowed: {', '.join(sorted(known))}"
+        )
     turn = entry.get("rounds_in_turn", {}).get(section, 1)
     if type(turn) is not int or turn < 1:
-        raise TypeError(f"rounds_in_turn of {entry['name']} must be a whole number from 1 on, not {turn!r}")
+        raise SettingsError(f"rounds_in_turn of {entry['name']} must be a whole number from 1 on, not {turn!r}")
     words = {"{task}": section, "{rounds}": str(1 + turns * turn)}
     command = list(entry["command"])
     for mark, value in words.items():
