@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from fedfa.models.products import product
+from fedfa.models.products import product, product_calls
 from fedfa.models.split import SplitModel
 from fedfa.models.stacked import NotStackableError, StackedModel
 from fedfa.models.zoo import build_model
@@ -40,6 +40,10 @@ def test_stacked_products_have_the_bits_of_single_ones(
     right = torch.randn(clients, columns, inner, generator=draw).mT  # as a weight is used
     bias = torch.randn(clients, columns, generator=draw) if with_bias else None
     together = product(left, right, bias)
+    again = torch.full_like(together, torch.nan)
+    for call in product_calls(left, right, again, bias):
+        call()
+    assert torch.equal(again, together)
     for k in range(clients):
         alone = product(left[k], right[k], None if bias is None else bias[k])
         assert torch.equal(together[k], alone)

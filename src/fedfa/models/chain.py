@@ -7,23 +7,32 @@ are the products that torch makes itself, so the gradient has the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from fedfa.models.products import product
+from fedfa.models.products import product_calls
 
-_after_relu = torch.ops.aten.threshold_backward.default
+Layer: TypeAlias = tuple[Tensor, Tensor | None, bool]
+"""Weight, bias, and whether a ReLU follows."""
+
+_WORKSPACES = 16
+"""Shapes of batches that are remembered; mostly there are two, a whole batch and the rest of an epoch."""
+
+_after_relu = torch.ops.aten.threshold_backward.grad_input
 """The gradient before a ReLU, from the one after it and the ReLU's values."""
 
 
 @dataclass(frozen=True)
 class Chain:
-    """The linear layers of a network that is nothing else: weight, bias, and whether a ReLU follows."""
+    """The linear layers of a network that is nothing else."""
 
-    layers: list[tuple[Tensor, Tensor | None, bool]]
+    layers: list[Layer]
+    _workspaces: dict[tuple[object, ...], _Workspace] = field(default_factory=dict, repr=False)
 
     @classmethod
     def find(cls, module: nn.Module, head: nn.Linear, flatten: type[nn.Module] = nn.Flatten) -> Chain | None:
@@ -47,34 +56,81 @@ class Chain:
             return None
         return cls([(layer.weight, layer.bias, relu) for layer, relu in layers])
 
-    def set_gradients(self, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Set the gradient of the batch's mean cross-entropy; features, logits, and their log-softmax.
+    def set_gradients(self, x: Tensor, targets: Tensor, *, seen: bool = True) -> Pass:
+        """Set the gradient of the batch's mean cross-entropy.
 
         Args:
             x: Inputs ``[…, B, d]``.
             targets: The gradient with respect to the log-softmax, ``[…, B, C]``: −1/B at a sample's class, else 0.
+            seen: Whether anybody but an optimiser looks at what comes of it. If not, the next call may overwrite all
+                but the log-softmax.
         """
+        # Moving a network to a device leaves the parameters and exchanges what they hold.
+        key = (x.shape, *[weight.data_ptr() for weight, _, _ in self.layers])
         with torch.no_grad():  # (not as a decorator: that takes a while longer, which here counts)
-            return self._set_gradients(x, targets)
+            workspace = self._workspaces.get(key)
+            if workspace is None:
+                if len(self._workspaces) == _WORKSPACES:
+                    self._workspaces.clear()
+                workspace = self._workspaces[key] = _Workspace(self.layers, x)
+            return workspace.set_gradients(x, targets, seen)
 
-    def _set_gradients(self, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        values = [x]
-        for weight, bias, relu in self.layers:
-            value = product(values[-1], weight.mT, bias)
-            values.append(value.relu_() if relu else value)
-        logits = values[-1]
-        log_shares = logits.log_softmax(-1)
-        gradient = torch._log_softmax_backward_data(targets, log_shares, -1, logits.dtype)
-        for number in reversed(range(len(self.layers))):
-            weight, bias, _ = self.layers[number]
-            weight.grad = product(gradient.mT, values[number])
+
+class Pass(NamedTuple):
+    """What a pass through the layers leaves."""
+
+    features: Tensor
+    logits: Tensor
+    log_shares: Tensor
+
+
+class _Workspace:
+    """A step with batches of one shape, prepared: what is called one after the other, and where the results go."""
+
+    def __init__(self, layers: list[Layer], x: Tensor) -> None:
+        self._x = torch.empty_like(x, memory_format=torch.contiguous_format)
+        self._forward: list[Callable[[], object]] = []
+        values = [self._x]
+        for weight, bias, relu in layers:
+            value = x.new_empty(*x.shape[:-1], weight.shape[-2])
+            self._forward += product_calls(values[-1], weight.detach().mT, value, bias)
+            if relu:
+                self._forward.append(value.relu_)
+            values.append(value)
+        *_, self._features, self._logits = values
+        self._gradient = gradient = torch.empty_like(self._logits)
+        self._gradients: list[tuple[Tensor, Tensor]] = []
+        self._backward: list[Callable[[], object]] = []
+        for number in reversed(range(len(layers))):
+            weight, bias, _ = layers[number]
+            of_weight = torch.empty_like(weight)
+            self._backward += product_calls(gradient.mT, values[number], of_weight)
+            self._gradients.append((weight, of_weight))
             if bias is not None:
-                bias.grad = gradient.sum(-2)
+                of_bias = torch.empty_like(bias)
+                self._backward.append(partial(torch.sum, gradient, -2, out=of_bias))
+                self._gradients.append((bias, of_bias))
             if number:
-                gradient = product(gradient, weight)
-                if self.layers[number - 1][2]:
-                    gradient = _after_relu(gradient, values[number], 0)
-        return values[-2], logits, log_shares
+                before = torch.empty_like(values[number])
+                self._backward += product_calls(gradient, weight.detach(), before)
+                if layers[number - 1][2]:
+                    self._backward.append(partial(_after_relu, before, values[number], 0, grad_input=before))
+                gradient = before
+
+    def set_gradients(self, x: Tensor, targets: Tensor, seen: bool) -> Pass:
+        """See :meth:`Chain.set_gradients`."""
+        self._x.copy_(x)
+        for call in self._forward:
+            call()
+        log_shares = self._logits.log_softmax(-1)
+        torch._log_softmax_backward_data(targets, log_shares, -1, log_shares.dtype, out=self._gradient)
+        for call in self._backward:
+            call()
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient.clone() if seen else gradient
+        if seen:
+            return Pass(self._features.clone(), self._logits.clone(), log_shares)
+        return Pass(self._features, self._logits, log_shares)
 
 
 def _leaves(module: nn.Module) -> Iterator[nn.Module]:

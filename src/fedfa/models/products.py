@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,9 +28,49 @@ def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
         >>> product(torch.ones(2, 3), torch.ones(4, 3, 1)).shape
         torch.Size([4, 2, 1])
     """
+    left, right, way = _prepared(left, right)
+    if way == "single":
+        return torch.mm(left, right) if bias is None else torch.addmm(bias, left, right)
+    if way == "batched":
+        return torch.bmm(left, right) if bias is None else torch.baddbmm(bias.unsqueeze(1), left, right)
+    if torch.is_grad_enabled():
+        result: Tensor = _SmallProducts.apply(left, right, bias)  # type: ignore[no-untyped-call]
+        return result
+    if way == "outer" and bias is None:  # nothing is added. (But in the gradients it is.)
+        return left * right
+    return _one_by_one(left, right, bias)
+
+
+def product_calls(left: Tensor, right: Tensor, out: Tensor, bias: Tensor | None = None) -> list[Callable[[], object]]:
+    """The same product as calls, to be made in this order and as often as wanted: each time with the values of then.
+
+    Where a product goes, and the views of its matrices, are found once. For small matrices that takes longer than the
+    arithmetic.
+
+    Args:
+        left: As of :func:`product`; none of the tensors may need a gradient, or gradients be off when it is called.
+        right: Likewise.
+        out: Where the product is left.
+        bias: As of :func:`product`.
+    """
+    left, right, way = _prepared(left, right)
+    if way == "single":
+        call = partial(torch.mm, left, right) if bias is None else partial(torch.addmm, bias, left, right)
+        return [partial(call, out=out)]
+    if way == "batched":
+        if bias is None:
+            return [partial(torch.bmm, left, right, out=out)]
+        return [partial(torch.baddbmm, bias.unsqueeze(1), left, right, out=out)]
+    if way == "outer" and bias is None:
+        return [partial(torch.mul, left, right, out=out)]
+    return _calls_one_by_one(left, right, out, bias)
+
+
+def _prepared(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Literal["single", "batched", "outer", "each"]]:
+    """The factors, both stacked if one is, and how to multiply them."""
     if left.dim() == 2:
         if right.dim() == 2:
-            return torch.mm(left, right) if bias is None else torch.addmm(bias, left, right)
+            return left, right, "single"
         left = left.expand(right.shape[0], *left.shape)
     elif right.dim() == 2:
         right = right.expand(left.shape[0], *right.shape)
@@ -38,13 +80,8 @@ def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     # one of one row, unless it is stored as a row: then stacks go the same way.
     vectors = inner == 1 or columns == 1 or (rows == 1 and left.stride()[-2:] != (inner, 1))
     if (rows * inner * columns >= _SMALL and not vectors) or left.device.type != "cpu":
-        return torch.bmm(left, right) if bias is None else torch.baddbmm(bias.unsqueeze(1), left, right)
-    if inner == 1 and bias is None and not torch.is_grad_enabled():  # nothing is added. (But in the gradients it is.)
-        return left * right
-    if not torch.is_grad_enabled():
-        return _one_by_one(left, right, bias)
-    result: Tensor = _SmallProducts.apply(left, right, bias)  # type: ignore[no-untyped-call]
-    return result
+        return left, right, "batched"
+    return left, right, "outer" if inner == 1 else "each"
 
 
 class _SmallProducts(torch.autograd.Function):
@@ -69,10 +106,15 @@ class _SmallProducts(torch.autograd.Function):
 
 def _one_by_one(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     result = left.new_empty(len(left), left.shape[-2], right.shape[-1])
-    if bias is None:
-        for one, other, out in zip(left.unbind(0), right.unbind(0), result.unbind(0), strict=True):
-            torch.mm(one, other, out=out)
-    else:
-        for b, one, other, out in zip(bias.unbind(0), left.unbind(0), right.unbind(0), result.unbind(0), strict=True):
-            torch.addmm(b, one, other, out=out)
+    for call in _calls_one_by_one(left, right, result, bias):
+        call()
     return result
+
+
+def _calls_one_by_one(
+    left: Tensor, right: Tensor, result: Tensor, bias: Tensor | None = None
+) -> list[Callable[[], object]]:
+    each = zip(left.unbind(0), right.unbind(0), result.unbind(0), strict=True)
+    if bias is None:
+        return [partial(torch.mm, one, other, out=out) for one, other, out in each]
+    return [partial(torch.addmm, b, *two, out=out) for b, (*two, out) in zip(bias.unbind(0), each, strict=True)]
