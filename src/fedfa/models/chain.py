@@ -20,8 +20,9 @@ from fedfa.models.products import product_calls
 Layer: TypeAlias = tuple[Tensor, Tensor | None, bool]
 """Weight, bias, and whether a ReLU follows."""
 
-_WORKSPACES = 16
-"""Shapes of batches that are remembered; mostly there are two, a whole batch and the rest of an epoch."""
+_ROOM = 16 * 2**20
+"""Bytes that may be kept between steps, unless one step takes more: mostly for two shapes of batches, a whole batch
+and the rest of an epoch."""
 
 _after_relu = torch.ops.aten.threshold_backward.grad_input
 """The gradient before a ReLU, from the one after it and the ReLU's values."""
@@ -70,9 +71,10 @@ class Chain:
         with torch.no_grad():  # (not as a decorator: that takes a while longer, which here counts)
             workspace = self._workspaces.get(key)
             if workspace is None:
-                if len(self._workspaces) == _WORKSPACES:
+                workspace = _Workspace(self.layers, x)
+                if sum(other.nbytes for other in self._workspaces.values()) + workspace.nbytes > _ROOM:
                     self._workspaces.clear()
-                workspace = self._workspaces[key] = _Workspace(self.layers, x)
+                self._workspaces[key] = workspace
             return workspace.set_gradients(x, targets, seen)
 
 
@@ -98,6 +100,9 @@ class _Workspace:
                 self._forward.append(value.relu_)
             values.append(value)
         *_, self._features, self._logits = values
+        # What comes back is as large as what went forth, but for the inputs; and each parameter has a gradient.
+        self.nbytes = sum(2 * value.nbytes for value in values) + sum(weight.nbytes for weight, _, _ in layers)
+        """About what it takes."""
         self._gradient = gradient = torch.empty_like(self._logits)
         self._gradients: list[tuple[Tensor, Tensor]] = []
         self._backward: list[Callable[[], object]] = []
