@@ -120,10 +120,12 @@ def test_weights_that_moved_to_another_place_are_found_there() -> None:
 def test_many_sizes_of_batches_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedfa.models.chain._ROOM", 100_000)
     model = stacked(*NETWORKS["two"])
+    kept = chain_of(model)._workspaces
+    most = 0
     for size in range(1, 60):
         x, y, targets = batch(size, size)
         chain_of(model).set_gradients(x, targets, seen=False)
         assert all(torch.equal(a, b) for a, b in zip(gradients(model), by_autograd(model, x, y), strict=True))
-    kept = chain_of(model)._workspaces.values()
-    assert 1 < len(kept) < 59
-    assert sum(workspace.nbytes for workspace in kept) <= 100_000
+        assert sum(workspace.nbytes for workspace in kept.values()) <= 100_000
+        most = max(most, len(kept))
+    assert most > 5
