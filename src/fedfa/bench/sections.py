@@ -261,6 +261,8 @@ def read_peers(file: Path, section: str, turns: int) -> list[Contender]:
         return [_peer(entry, section, turns) for entry in entries if section in entry.get("sections", [section])]
     except FileNotFoundError:
         raise SettingsError(f"no file {file} of other simulators; the project has benchmarks/peers.toml") from None
+    except SettingsError as error:
+        raise SettingsError(f"{file}: {error}") from None
     except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
         raise SettingsError(f"{file} does not describe other simulators: {type(error).__name__}: {error}") from None
 
