@@ -21,9 +21,10 @@ from fedfa.engines.execution import Trial
 from fedfa.engines.local import LocalEngine
 from fedfa.errors import ClientError, SettingsError
 from fedfa.learning.client import ClientWork
-from fedfa.learning.part import Batch, ClientContext, NoOptions, Part
+from fedfa.learning.part import Batch, ClientContext, NoOptions, Part, ServerStep
 from fedfa.learning.recipe import Recipe
 from fedfa.learning.stacking import SideBySide, join, part_of, rows, signature
+from fedfa.learning.sums import WeightedSum
 from fedfa.learning.tensors import PartTensors
 from fedfa.studies.run import run
 from fedfa.studies.settings import Settings
@@ -177,6 +178,64 @@ class Watching(CannotTogether):
 )
 def test_a_subclass_does_not_inherit_that_its_own_hooks_stack(part: type[Part[Any]], stacks: bool) -> None:
     assert Recipe([Averaging(), part()]).not_stacking == (() if stacks else (part.name,))
+
+
+class KeepsGradients(Part[NoOptions]):
+    """Keeps the tensors that it finds after an epoch, without copying them."""
+
+    name = "keeps"
+
+    def stacks(self) -> bool:
+        return True
+
+    def begin(self, ctx: ClientContext) -> None:
+        ctx.scratch[self.name] = {}
+
+    def after_epoch(self, ctx: ClientContext) -> None:
+        gradient = ctx.parameters[ctx.model.head_tensors[0]].grad
+        assert gradient is not None
+        ctx.scratch[self.name][f"epoch {ctx.epoch}"] = gradient
+
+    def contribute(self, ctx: ClientContext) -> dict[str, WeightedSum]:
+        return {"gradients": WeightedSum.of(ctx.scratch[self.name], 1)}
+
+
+class SendsWeights(Averaging):
+    """Replaces the one hook of a part that needs no network for it."""
+
+    def contribute(self, ctx: ClientContext) -> dict[str, WeightedSum]:
+        return {"model": WeightedSum.of(ctx.model.state(), 1)}
+
+
+class SendsAverage(Averaging):
+    def step(self, server: ServerStep) -> None:
+        super().step(server)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("parts", [[Averaging()], [Averaging(), KeepsGradients()], [SendsWeights()]])
+def test_parts_of_ones_own_see_what_they_see_alone(parts: list[Part[Any]], momentum: float) -> None:
+    """Nothing that a part may keep is overwritten by a later step, and what it looks at belongs to its client."""
+    bench = Bench(parts[1:]) if len(parts) > 1 else Bench()
+    bench.trainer = replace(bench.trainer, recipe=Recipe(parts))
+    plan = bench.plan()
+    plan = replace(plan, local=replace(plan.local, epochs=3, batch_size=4, momentum=momentum))
+    work = [ClientWork(client, toy_data(), {}) for client in (4, 7, 9)]
+    together = bench.trainer.train_stacked(plan, work)
+    alone = [bench.trainer.train(plan, each.client, each.data, {}) for each in work]
+    assert all(equal_results(a, b) for a, b in zip(together, alone, strict=True))
+
+
+@pytest.mark.parametrize(("part", "sees"), [(Averaging, False), (SendsAverage, False), (SendsWeights, True)])
+def test_a_subclass_does_not_inherit_that_its_own_hook_needs_no_network(part: type[Averaging], sees: bool) -> None:
+    assert Recipe([part()]).sees_trained_model == sees
+
+
+def test_few_stacked_networks_are_kept() -> None:
+    bench = Bench()
+    for clients in (*range(2, 14), 5):
+        bench.trainer.train_stacked(bench.plan(), [ClientWork(k, toy_data(), {}) for k in range(clients)])
+    assert list(bench.trainer._stacks) == [7, 8, 9, 10, 11, 12, 13, 5]
 
 
 # -- choosing ---------------------------------------------------------------------------------------------------------

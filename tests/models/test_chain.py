@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -106,19 +110,21 @@ def test_the_losses_of_steps_that_nobody_sees_are_kept() -> None:
     assert torch.equal(shares, before)
 
 
-def test_weights_that_moved_to_another_place_are_found_there() -> None:
+@pytest.mark.parametrize("which", ["weight", "bias", ""])
+def test_weights_that_moved_to_another_place_are_found_there(which: str) -> None:
     model = stacked(*NETWORKS["two"])
     x, y, targets = batch(8, 1)
     chain_of(model).set_gradients(x, targets, seen=False)
     with torch.no_grad():
-        for parameter in model.module.parameters():
-            parameter.data = parameter.data * 2  # as Module.to does: the parameter stays, what it holds is exchanged
+        for name, parameter in model.module.named_parameters():
+            if name.endswith(which):
+                parameter.data = parameter.data * 2  # as Module.to does: the parameter stays, what it holds does not
     chain_of(model).set_gradients(x, targets, seen=False)
     assert all(torch.equal(a, b) for a, b in zip(gradients(model), by_autograd(model, x, y), strict=True))
 
 
 def test_many_sizes_of_batches_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedfa.models.chain._ROOM", 100_000)
+    monkeypatch.setattr("fedfa.models.chain._ROOM", 60_000)
     model = stacked(*NETWORKS["two"])
     kept = chain_of(model)._workspaces
     most = 0
@@ -126,6 +132,30 @@ def test_many_sizes_of_batches_do_not_fill_the_memory(monkeypatch: pytest.Monkey
         x, y, targets = batch(size, size)
         chain_of(model).set_gradients(x, targets, seen=False)
         assert all(torch.equal(a, b) for a, b in zip(gradients(model), by_autograd(model, x, y), strict=True))
-        assert sum(workspace.nbytes for workspace in kept.values()) <= 100_000
+        assert sum(workspace.nbytes for workspace in kept.values()) <= 60_000
         most = max(most, len(kept))
     assert most > 5
+    assert all(workspace.nbytes <= 30_000 for workspace in kept.values())  # the largest were not kept
+
+
+def test_pictures_are_taken_as_vectors() -> None:
+    one, other = stacked(*NETWORKS["two"]), stacked(*NETWORKS["two"])
+    x, _, targets = batch(8, 1)
+    chain_of(one).set_gradients(x, targets)
+    chain_of(other).set_gradients(x.reshape(CLIENTS, 8, 1, 3, 4), targets)
+    assert all(torch.equal(a, b) for a, b in zip(gradients(one), gradients(other), strict=True))
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_of_a_network_has_a_chain_of_its_own(again: Callable[[StackedModel], StackedModel]) -> None:
+    model = stacked(*NETWORKS["two"])
+    x, y, targets = batch(8, 1)
+    chain_of(model).set_gradients(x, targets, seen=False)
+    other = again(model)
+    with torch.no_grad():
+        for parameter in other.module.parameters():
+            parameter.mul_(2)
+    before = [gradient.clone() for gradient in gradients(model)]
+    chain_of(other).set_gradients(x, targets, seen=False)
+    assert all(torch.equal(a, b) for a, b in zip(gradients(model), before, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(gradients(other), by_autograd(other, x, y), strict=True))

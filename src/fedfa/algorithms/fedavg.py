@@ -29,6 +29,7 @@ class Averaging(Part[AveragingOptions]):
     name = "fedavg"
     options_type = AveragingOptions
     base = True
+    contributes_update_only = True
 
     def contribute(self, ctx: ClientContext) -> Mapping[str, WeightedSum]:
         """``n_i (w_i − w)`` and ``n_i``."""

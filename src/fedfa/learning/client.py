@@ -33,6 +33,10 @@ MODEL = "model"
 """Under this name a client keeps the tensors of the model whose role is local."""
 
 
+STACKS = 8
+"""Stacked networks that are kept, for so many different numbers of clients side by side."""
+
+
 class ClientData(Protocol):
     """What the loop needs of a client's samples."""
 
@@ -113,6 +117,7 @@ class ClientTrainer:
             parameter.requires_grad_(self.roles[name] is not Role.FROZEN)
         self.model.watch(self.recipe.watches)
         self._alone = self._bench(self.model)
+        self._travelling = [name for name in self.model.state() if self.roles[name].travels]
         self._stacks: dict[int, _Bench] = {}
 
     def train(self, plan: RoundPlan, client: int, data: ClientData, kept: PartTensors) -> ClientResult:
@@ -158,11 +163,23 @@ class ClientTrainer:
                     states = self._steps_side_by_side(group)
                 except Exception as error:
                     self._say_whose(error, group)
-                for work, state in zip(group, states, strict=True):
-                    self.model.load(state)
-                    results[work.client] = work.guarded(work.finish)
+                differences = None if self.recipe.sees_trained_model else self._differences(group, states)
+                for k, (work, state) in enumerate(zip(group, states, strict=True)):
+                    if differences is None:
+                        self.model.load(state)
+                        results[work.client] = work.guarded(work.finish)
+                    else:
+                        results[work.client] = work.guarded(partial(work.finish, (state, differences[k])))
                 _refuse_non_finite(group, results)
         return [results[work.client] for work in works]
+
+    def _differences(self, group: list[_ClientRound], states: list[Tensors]) -> list[Tensors]:
+        """Trained minus received weights of each client, for the tensors that travel; all in one operation."""
+        names = self._travelling
+        ends = [state[name] for state in states for name in names]
+        starts = [work.ctx.start[name] for work in group for name in names]
+        differences = iter(torch._foreach_sub(ends, starts) if ends else ())
+        return [{name: next(differences) for name in names} for _ in group]
 
     def _say_whose(self, fault: Exception, group: list[_ClientRound]) -> NoReturn:
         """Raise the client's error that is behind a fault in common steps."""
@@ -180,9 +197,10 @@ class ClientTrainer:
             self.model.load(first.began)
             self._steps(self._alone, first.ctx, first.data, group, first.way)
             return [clone(self.model.state())]
-        bench = self._stacks.get(len(group))
-        if bench is None:
-            bench = self._stacks[len(group)] = self._bench(StackedModel(self.model, len(group)))
+        bench = self._stacks.pop(len(group), None) or self._bench(StackedModel(self.model, len(group)))
+        self._stacks[len(group)] = bench  # last, as the one used last
+        if len(self._stacks) > STACKS:
+            del self._stacks[next(iter(self._stacks))]
         model = bench.model
         assert isinstance(model, StackedModel)
         model.load_each([work.began for work in group])
@@ -289,18 +307,22 @@ class _ClientRound:
             self.began = clone(model.state()) if prepares else self.ctx.start
         self.cpu_seconds += time.process_time() - started
 
-    def finish(self) -> ClientResult:
-        """After the local steps, with the weights they ended with: what goes to the server, and what is kept."""
+    def finish(self, trained: tuple[Tensors, Tensors] | None = None) -> ClientResult:
+        """After the local steps: what goes to the server, and what is kept.
+
+        Args:
+            trained: The weights they ended with, and what of them is new; left out, the network has them.
+        """
         started = time.process_time()
-        model, recipe, device, ctx = self.trainer.model, self.trainer.recipe, self.trainer.device, self.ctx
-        self._call("end")
+        trainer, recipe, device, ctx = self.trainer, self.trainer.recipe, self.trainer.device, self.ctx
+        roles = trainer.roles
+        if trained is None:
+            self._call("end")
+            state = trainer.model.state()
+            (ctx.update,) = trainer._differences([self], [state])
+        else:
+            state, ctx.update = trained
         self.way.stage = "building the update"
-        state = model.state()
-        roles = self.trainer.roles
-        travelling = [name for name in state if roles[name].travels]
-        if travelling:
-            differences = torch._foreach_sub([state[n] for n in travelling], [ctx.start[n] for n in travelling])
-            ctx.update = dict(zip(travelling, differences, strict=True))
         sums: Sums = {}
         for part in recipe.parts:
             sums.update({f"{part.name}/{group}": entry for group, entry in part.contribute(ctx).items()})

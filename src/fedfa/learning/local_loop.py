@@ -68,7 +68,7 @@ def take_local_steps(
     optimiser.reset(local)
     one: Tensor | None = None
     chain = None if change_logits or change_loss else ctx.model.chain  # then the loss is the cross-entropy alone
-    watched = bool(change_gradient or after_step)  # whether anybody sees a step's tensors
+    watched = bool(change_gradient or after_step or after_epoch)  # whether anybody sees a step's tensors
     fetching = Fetching(data, local.batch_size, ctx.num_classes, device)
     losses: list[Tensor] = []  # of each step; or what they are made of
     labels: list[Tensor] = []
@@ -78,8 +78,9 @@ def take_local_steps(
             way.stage = f"local training (epoch {epoch + 1}, batch {number + 1})"
             if chain is not None:
                 targets = place[0].targets(place[1], ctx.model.head.weight.dtype)
-                features, logits, log_shares = chain.set_gradients(x.flatten(y.dim()), targets, seen=watched)
-                batch = Batch(x, y, index, features, logits, place=place)
+                features, logits, log_shares = chain.set_gradients(x, targets, seen=watched)
+                if watched:
+                    batch = Batch(x, y, index, features, logits, place=place)
                 losses.append(log_shares)
                 labels.append(y)
             else:

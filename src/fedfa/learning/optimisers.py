@@ -44,24 +44,24 @@ class Sgd:
         for parameter in self._parameters:
             parameter.grad = None
 
-    @torch.no_grad()
     def step(self) -> None:
         """Move every parameter that has a gradient: v ← m v + (g + λ w), w ← w − lr v; v is g + λ w at first."""
-        moved = [parameter for parameter in self._parameters if parameter.grad is not None]
-        if not self._momentum:
-            self._move(moved, [])
-            return
-        moving = [parameter for parameter in moved if parameter in self._momenta]
-        if moving:
-            self._move(moving, [self._momenta[parameter] for parameter in moving])
-        if starting := [parameter for parameter in moved if parameter not in self._momenta]:
-            self._momenta |= {parameter: torch.empty_like(parameter) for parameter in starting}
-            self._move(starting, [self._momenta[parameter] for parameter in starting], first=True)
-
-    def _move(self, parameters: list[Tensor], momenta: list[Tensor], *, first: bool = False) -> None:
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        gradients = {parameter: gradient for parameter in self._parameters if (gradient := parameter.grad) is not None}
         if not gradients:
             return
+        with torch.no_grad():  # (not as a decorator: that takes a while longer, which for small networks counts)
+            if not self._momentum:
+                self._move(gradients, [])
+                return
+            moving = {parameter: g for parameter, g in gradients.items() if parameter in self._momenta}
+            if moving:
+                self._move(moving, [self._momenta[parameter] for parameter in moving])
+            if starting := {parameter: g for parameter, g in gradients.items() if parameter not in self._momenta}:
+                self._momenta |= {parameter: torch.empty_like(parameter) for parameter in starting}
+                self._move(starting, [self._momenta[parameter] for parameter in starting], first=True)
+
+    def _move(self, of_each: dict[Tensor, Tensor], momenta: list[Tensor], *, first: bool = False) -> None:
+        parameters, gradients = list(of_each), list(of_each.values())
         if self._one_kernel and not momenta:  # with momentum it rounds as Adam's does, see there
             torch._fused_sgd_(
                 parameters, gradients, [], weight_decay=self._weight_decay, momentum=0.0, lr=self._lr,

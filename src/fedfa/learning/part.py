@@ -304,6 +304,9 @@ class Part(Generic[OptionsT]):
     """True if it acts on what clients share: refused where every tensor that is trained stays with its client."""
     uses_horizon: ClassVar[bool] = False
     """True if what happens depends on the planned number of rounds: such a run cannot be made longer afterwards."""
+    contributes_update_only: ClassVar[bool] = False
+    """True if ``contribute`` looks at ``ctx.update`` and counters, not at ``ctx.model``: then the weights of clients
+    that trained side by side are not copied into the network for it. Holds for the ``contribute`` of its class."""
     pools_data: ClassVar[bool] = False
     """True if there are no clients: one site holds all the data and makes as many steps as the cohort would."""
 

@@ -64,6 +64,10 @@ class Recipe:
             part.name for part in self.parts if any(overridden(part, h) for h in STACKED_HOOKS) and not _stacks(part)
         )
         """Parts that can only serve one client at a time."""
+        self.sees_trained_model = bool(self._hooks["end"]) or any(
+            overridden(part, "contribute") and not _contributes_update_only(part) for part in self.parts
+        )
+        """Whether a part may look at a client's network after its training."""
         self.watches = tuple(dict.fromkeys(name for part in self.parts for name in part.watches()))
 
     def _check_neighbours(self) -> None:
@@ -144,7 +148,16 @@ class Recipe:
 
 
 def _stacks(part: Part[Any]) -> bool:
-    """Whether a part's hooks serve several clients at once; a subclass must say so anew for a hook that it replaces."""
-    definers = {name: next(c for c in type(part).__mro__ if name in vars(c)) for name in ("stacks", *STACKED_HOOKS)}
-    said_by = definers.pop("stacks")
-    return part.stacks() and not part.watches() and all(issubclass(said_by, definer) for definer in definers.values())
+    """Whether a part's hooks serve several clients at once."""
+    return part.stacks() and not part.watches() and _says_of_its_own(part, "stacks", STACKED_HOOKS)
+
+
+def _contributes_update_only(part: Part[Any]) -> bool:
+    """Whether what a part sends does not need the client's network."""
+    return part.contributes_update_only and _says_of_its_own(part, "contributes_update_only", ("contribute",))
+
+
+def _says_of_its_own(part: Part[Any], claim: str, hooks: Sequence[str]) -> bool:
+    """Whether a claim was made for these hooks: a subclass that replaces one must say so anew."""
+    said_by, *definers = (next(c for c in type(part).__mro__ if name in vars(c)) for name in (claim, *hooks))
+    return all(issubclass(said_by, definer) for definer in definers)

@@ -20,9 +20,9 @@ from fedfa.models.products import product_calls
 Layer: TypeAlias = tuple[Tensor, Tensor | None, bool]
 """Weight, bias, and whether a ReLU follows."""
 
-_ROOM = 16 * 2**20
-"""Bytes that may be kept between steps, unless one step takes more: mostly for two shapes of batches, a whole batch
-and the rest of an epoch."""
+_ROOM = 4 * 2**20
+"""Bytes of a chain that may be kept between steps: mostly for two shapes of batches, a whole batch and the rest of an
+epoch. A step that takes more than half of it is prepared anew each time: then its arithmetic is the cost."""
 
 _after_relu = torch.ops.aten.threshold_backward.grad_input
 """The gradient before a ReLU, from the one after it and the ReLU's values."""
@@ -33,7 +33,11 @@ class Chain:
     """The linear layers of a network that is nothing else."""
 
     layers: list[Layer]
-    _workspaces: dict[tuple[object, ...], _Workspace] = field(default_factory=dict, repr=False)
+    _workspaces: dict[tuple[object, ...], _Workspace] = field(default_factory=dict, init=False, repr=False)
+
+    def __reduce__(self) -> tuple[type[Chain], tuple[list[Layer]]]:
+        """Copied, or sent elsewhere, without what was prepared: that belongs to these weights."""
+        return Chain, (self.layers,)
 
     @classmethod
     def find(cls, module: nn.Module, head: nn.Linear, flatten: type[nn.Module] = nn.Flatten) -> Chain | None:
@@ -42,7 +46,7 @@ class Chain:
         Args:
             module: The network.
             head: Its classifier, which must be the last layer.
-            flatten: A layer that may come first; whoever calls the chain has done its work.
+            flatten: A layer that may come first; the chain makes vectors of its inputs itself.
         """
         layers: list[tuple[nn.Linear, bool]] = []
         for leaf in _leaves(module):
@@ -61,21 +65,33 @@ class Chain:
         """Set the gradient of the batch's mean cross-entropy.
 
         Args:
-            x: Inputs ``[…, B, d]``.
-            targets: The gradient with respect to the log-softmax, ``[…, B, C]``: −1/B at a sample's class, else 0.
+            x: Inputs ``[K, B, …]``.
+            targets: The gradient with respect to the log-softmax, ``[K, B, C]``: −1/B at a sample's class, else 0.
             seen: Whether anybody but an optimiser looks at what comes of it. If not, the next call may overwrite all
                 but the log-softmax.
         """
         # Moving a network to a device leaves the parameters and exchanges what they hold.
-        key = (x.shape, *[weight.data_ptr() for weight, _, _ in self.layers])
+        held = [tensor.data_ptr() for weight, bias, _ in self.layers for tensor in (weight, bias) if tensor is not None]
+        key = (x.shape, x.dtype, *held)
         with torch.no_grad():  # (not as a decorator: that takes a while longer, which here counts)
             workspace = self._workspaces.get(key)
             if workspace is None:
-                workspace = _Workspace(self.layers, x)
-                if sum(other.nbytes for other in self._workspaces.values()) + workspace.nbytes > _ROOM:
-                    self._workspaces.clear()
-                self._workspaces[key] = workspace
+                workspace = self._prepare(key, x)
             return workspace.set_gradients(x, targets, seen)
+
+    def _prepare(self, key: tuple[object, ...], x: Tensor) -> _Workspace:
+        """A workspace for batches like this one; kept if it is small."""
+        # As much comes back as went forth; and each weight has a gradient.
+        width = sum(weight.shape[-2] for weight, _, _ in self.layers)
+        nbytes = 2 * (x.numel() + x.shape[:2].numel() * width) * x.element_size()
+        nbytes += sum(weight.nbytes for weight, _, _ in self.layers)
+        if nbytes > _ROOM // 2:
+            return _Workspace(self.layers, x, nbytes)
+        if sum(other.nbytes for other in self._workspaces.values()) + nbytes > _ROOM:
+            self._workspaces.clear()
+        inputs = torch.empty_like(x, memory_format=torch.contiguous_format)
+        workspace = self._workspaces[key] = _Workspace(self.layers, inputs, nbytes)
+        return workspace
 
 
 class Pass(NamedTuple):
@@ -87,22 +103,25 @@ class Pass(NamedTuple):
 
 
 class _Workspace:
-    """A step with batches of one shape, prepared: what is called one after the other, and where the results go."""
+    """A step with batches of one shape, prepared: what is called one after the other, and where the results go.
 
-    def __init__(self, layers: list[Layer], x: Tensor) -> None:
-        self._x = torch.empty_like(x, memory_format=torch.contiguous_format)
+    Args:
+        layers: Of the chain.
+        inputs: Where the batches are read: room of its own, or the one batch that it will serve.
+        nbytes: About what it takes.
+    """
+
+    def __init__(self, layers: list[Layer], inputs: Tensor, nbytes: int) -> None:
+        self._inputs, self.nbytes = inputs, nbytes
         self._forward: list[Callable[[], object]] = []
-        values = [self._x]
+        values = [inputs.flatten(2)]
         for weight, bias, relu in layers:
-            value = x.new_empty(*x.shape[:-1], weight.shape[-2])
+            value = inputs.new_empty(*inputs.shape[:2], weight.shape[-2])
             self._forward += product_calls(values[-1], weight.detach().mT, value, bias)
             if relu:
                 self._forward.append(value.relu_)
             values.append(value)
         *_, self._features, self._logits = values
-        # What comes back is as large as what went forth, but for the inputs; and each parameter has a gradient.
-        self.nbytes = sum(2 * value.nbytes for value in values) + sum(weight.nbytes for weight, _, _ in layers)
-        """About what it takes."""
         self._gradient = gradient = torch.empty_like(self._logits)
         self._gradients: list[tuple[Tensor, Tensor]] = []
         self._backward: list[Callable[[], object]] = []
@@ -124,16 +143,19 @@ class _Workspace:
 
     def set_gradients(self, x: Tensor, targets: Tensor, seen: bool) -> Pass:
         """See :meth:`Chain.set_gradients`."""
-        self._x.copy_(x)
+        used_again = x is not self._inputs
+        if used_again:
+            self._inputs.copy_(x)
         for call in self._forward:
             call()
         log_shares = self._logits.log_softmax(-1)
         torch._log_softmax_backward_data(targets, log_shares, -1, log_shares.dtype, out=self._gradient)
         for call in self._backward:
             call()
+        copies = seen and used_again
         for parameter, gradient in self._gradients:
-            parameter.grad = gradient.clone() if seen else gradient
-        if seen:
+            parameter.grad = gradient.clone() if copies else gradient
+        if copies:
             return Pass(self._features.clone(), self._logits.clone(), log_shares)
         return Pass(self._features, self._logits, log_shares)
 
