@@ -186,6 +186,7 @@ def _mlp(turns: int, peers: list[Contender]) -> Section:
     ]  # fmt: skip
     aims = [
         Aim("stacked", "loop", 6),
+        Aim("stacked", "loop-2"),
         Aim("stacked", "pfl", 6),
         Aim("stacked", "pfl-1", 6),
         Aim("stacked", "each"),

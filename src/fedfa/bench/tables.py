@@ -32,11 +32,9 @@ def tables(record: Record) -> list[Table]:
         return [_scaling(record)]
     if record["section"] == "step":
         return _step(record)
-    if record["section"] in ("methods", "pair"):
-        return [_methods(record)]
     if record["section"] == "turns":
         return [_turns(record)]
-    found = [_contest(record)]
+    found = [_methods(record) if record["section"] in ("methods", "pair") else _contest(record)]
     if aims := _aims(record):
         found.append(aims)
     return found
