@@ -343,6 +343,16 @@ def test_asked_for_it_warns_where_bits_differ(
     assert "differs from training one by one in the last digits (by up to 1.0e-07)" in caplog.text
 
 
+def test_workers_that_are_asked_for_beside_it_are_not_forgotten_silently(
+    blobs: DataSet, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert chosen(many(engine={"execution": "stacked", "workers": 1}), blobs)
+        assert not caplog.text
+        assert chosen(many(engine={"execution": "stacked", "workers": 2}), blobs)
+    assert "engine.workers = 2 has no effect on stacked clients" in caplog.text
+
+
 # -- pieces -----------------------------------------------------------------------------------------------------------
 TREES = st.recursive(
     st.sampled_from(["tensor", None, 3, "text"]),

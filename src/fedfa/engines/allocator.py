@@ -1,8 +1,8 @@
 """Keep freed memory in the process.
 
 By default glibc hands every large freed block back to the kernel, and each training step then pays page faults for its
-activations again. Raising two thresholds ends that; it is worth 15–20 % of a step of the paper's CNN and changes no
-result.
+activations again. Raising two thresholds ends that; without it the paper's CNN has three quarters of its speed
+(docs/performance.md). It changes no result.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ class CheckpointSettings(Section):
 
 
 class EngineSettings(Section):
-    """How the work is carried. Nothing here changes a result."""
+    """How the work is carried. Nothing here changes a result, unless stacking that was asked for warns of it."""
 
     kind: Literal["local", "ray"] = "local"
     """``"local"``: this machine; ``"ray"``: the nodes of a Ray cluster."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +37,8 @@ from fedfa.learning.tensors import clone, contiguous
 from fedfa.models.split import SplitModel
 from fedfa.models.zoo import build_model
 from fedfa.studies.settings import Settings
+
+log = logging.getLogger(__name__)
 
 ModelMaker = Callable[[], nn.Module] | nn.Module
 """Makes a network with fresh weights; or a network, whose weights then are the initial ones."""
@@ -136,7 +139,12 @@ class Laboratory:
             state = self.initial_state()
             plan = self.plan(state, self.settings.local.in_round(0))
             local.stacked = choose_execution(self.settings.engine.execution, local, state, plan, clients, workers)
-        return with_workers(local, 1 if local.stacked else workers)
+        if local.stacked:
+            log.info("clients of equal size train side by side, in this process")
+            if asked not in ("auto", 1):
+                log.warning("engine.workers = %s has no effect on stacked clients: they train in this process", asked)
+            return local
+        return with_workers(local, workers)
 
     def _expected_seconds(self) -> float:
         """Roughly the time of all rounds in one process; for choosing an engine."""
