@@ -56,10 +56,11 @@ def test_table_on_the_terminal_and_in_each_format(tmp_path: Path) -> None:
 
 def test_run_says_what_it_would_do(tmp_path: Path) -> None:
     said = say(
-        "run", "ablation", "--cells", "fmnist/*", "--seeds", "1,2", "--plan", "--results", COMMITTED,
+        "run", "ablation", "--cells", "fmnist/*", "--seeds", "1,99", "--plan", "--results", COMMITTED,
         "--out", str(tmp_path / "out"),
     )  # fmt: skip
-    assert "fmnist/c2/no-anchor-update seed 1" in said
+    assert "fmnist/c2/no-anchor-update seed 99" in said
+    assert "fmnist/c2/fedfa seed 1 " not in said  # committed
     assert not (tmp_path / "out").exists()
 
 
