@@ -48,12 +48,16 @@ def test_the_papers_number_stands_only_beside_runs_like_the_papers(tmp_path: Pat
         "algorithm": "fedfa", "variant": "authors", "rounds": 200, "seeds": {"training": 1}, "commit": "a" * 40,
         "final_accuracy": 0.5, "best_accuracy": 0.6, "last10_accuracy": 0.55,
     }  # fmt: skip
-    for name, rounds in (("long", 200), ("short", 50)):
+    runs = {"long": (200, {}), "short": (50, {}), "half": (200, {"calibration": {"when": "never"}})}
+    for name, (rounds, changes) in runs.items():
         folder = tmp_path / "fmnist-c2" / name
         folder.mkdir(parents=True)
+        algorithm = {"recipe": "fedfa", "variant": "authors", **changes}
+        settings = Settings.preset("fmnist-c2", {"rounds": rounds, "algorithm": algorithm})
+        (folder / "config.toml").write_text(settings.to_toml(), encoding="utf-8")
         (folder / "summary.json").write_text(json.dumps({**summary, "rounds": rounds}), encoding="utf-8")
-    table = results_table(tmp_path)
-    assert table.count("84.08 (1.22)") == 1
+    numbers = {line.split(" | ")[1]: line.split(" | ")[-2] for line in results_table(tmp_path).splitlines()[2:]}
+    assert numbers == {"long": "84.08 (1.22)", "short": "–", "half": "78.07 (2.23)"}
 
 
 def test_a_table_of_the_paper_goes_between_its_marks(tmp_path: Path) -> None:

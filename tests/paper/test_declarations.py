@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fedfa.errors import SettingsError
 from fedfa.paper.cells import key_of, places
 from fedfa.paper.declare import read_study, reading, readings, studies, study
-from fedfa.paper.numbers import _all, by_preset, published, source
+from fedfa.paper.numbers import _all, published, source
+from fedfa.paper.tables import numbers_by_key
+from fedfa.studies.settings import Settings
 from tests.paper.small_study import DECLARED
 
 TABLES = [name for name, one in studies().items() if one.kind == "table"]
@@ -86,9 +90,18 @@ def test_one_cell_of_two_tables_is_one_run() -> None:
     assert cells["ablation", "fmnist/c2/no-anchor-update"] != cells["ablation", "fmnist/c2/fedfa"]
 
 
-def test_numbers_by_preset_are_those_of_the_first_table_that_has_them() -> None:
-    assert str(by_preset()["mixed-digits"]["fedfa"]) == "90.73(2.01)", "not the ablation's 90.86"
-    assert by_preset()["fmnist-c2"]["fedprox"] == published("label-skew", "fmnist/c2", "fedprox")
+def test_numbers_of_a_run_are_those_of_the_first_table_that_has_them() -> None:
+    def number(preset: str, **algorithm: Any) -> str:
+        rounds, found = numbers_by_key()[key_of(Settings.preset(preset, {"algorithm": algorithm}))]
+        assert rounds == 200
+        return str(found)
+
+    authors = {"recipe": "fedfa", "variant": "authors"}
+    assert number("mixed-digits", **authors) == "90.73(2.01)", "not the ablation's 90.86"
+    assert number("fmnist-c2", **authors) == number("fmnist-c2", recipe="fedfa", variant="paper") == "84.08(1.22)"
+    assert number("fmnist-c2", **authors, calibration={"when": "never"}) == "78.07(2.23)", "not whole FedFA's"
+    assert number("fmnist-c2", recipe="fedprox") == str(published("label-skew", "fmnist/c2", "fedprox"))
+    assert key_of(Settings.preset("fmnist-c2", {"algorithm": {"recipe": "fedfa"}})) not in numbers_by_key()
     assert published("label-skew", "fmnist/iid", "moon") is None
 
 

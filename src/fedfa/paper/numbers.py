@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-from fedfa.paper.declare import studies
-
 
 @dataclass(frozen=True)
 class Published:
@@ -44,22 +42,3 @@ def source(study: str) -> str:
     words = _all().get(study, {}).get("source", "")
     assert isinstance(words, str)
     return words
-
-
-def by_preset() -> dict[str, dict[str, Published]]:
-    """The paper's numbers by preset and row, for presets that are columns of a table as they are.
-
-    Example:
-        >>> print(by_preset()["fmnist-c2"]["fedavg"])
-        74.60(1.42)
-    """
-    found: dict[str, dict[str, Published]] = {}
-    for declared in studies().values():
-        for column in declared.columns:
-            if column.settings or declared.kind != "table":
-                continue
-            own = {row.name: published(declared.name, column.name, row.name) for row in declared.rows_of(column)}
-            for row, number in own.items():
-                if number is not None:
-                    found.setdefault(column.preset, {}).setdefault(row, number)
-    return found

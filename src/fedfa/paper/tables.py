@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedfa.paper.cells import Place
-from fedfa.paper.declare import Column, Row, Study, readings
+from fedfa.paper.cells import Key, Place, places
+from fedfa.paper.declare import Column, Row, Study, readings, studies
 from fedfa.paper.found import Found, Measure, Runs
 from fedfa.paper.numbers import Published, published, source
 from fedfa.text_tables import csv_table, latex_table, latex_text, markdown_table
@@ -107,6 +107,20 @@ class StudyTable:
             return cell is not None and (cell.ours is not None or (alike and cell.paper is not None))
 
         return [row for row in self.rows if any(shows(row.cells[column.name]) for column in columns)]
+
+
+def numbers_by_key() -> dict[Key, tuple[int, Published]]:
+    """What the paper has for a run, with the number of rounds; of the first of its tables that has it.
+
+    Not for runs with this project's own defaults: they are not meant to be the paper's.
+    """
+    found: dict[Key, tuple[int, Published]] = {}
+    for declared in studies().values():
+        for place in places(declared) if declared.kind == "table" else []:
+            number = published(declared.name, place.column.name, place.row.name)
+            if number is not None and place.reading != "default":
+                found.setdefault(place.key, (declared.rounds, number))
+    return found
 
 
 def study_table(study: Study, runs: Runs, measure: Measure = "final") -> StudyTable:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from fedfa.errors import RunError
+from fedfa.paper.cells import key_of
 from fedfa.paper.declare import study
 from fedfa.paper.found import Runs
-from fedfa.paper.numbers import by_preset
-from fedfa.paper.tables import as_markdown, study_table
+from fedfa.paper.tables import as_markdown, numbers_by_key, study_table
 from fedfa.report.comparison_table import HEADER, comparison_rows
+from fedfa.studies.folder import RunFolder
 from fedfa.text_tables import markdown_table
 
 
@@ -46,7 +47,7 @@ def read_results(results: Path) -> list[Row]:
 
 def results_table(results: Path, without: Collection[str] = ()) -> str:
     """The committed runs, but those of some settings, as a Markdown table with the paper's numbers beside them."""
-    paper = by_preset()
+    paper = numbers_by_key()
     lines = [
         "| setting | run | method | variant | rounds | seed | final | mean of last ten | best | the paper | commit |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
@@ -55,8 +56,8 @@ def results_table(results: Path, without: Collection[str] = ()) -> str:
         if row.setting in without:
             continue
         summary = row.summary
-        published = paper.get(row.setting, {}).get(summary["algorithm"])
-        comparable = published if summary["variant"] in ("paper", "authors") and summary["rounds"] == 200 else None
+        rounds, number = paper.get(key_of(RunFolder(row.folder).settings()), (0, None))
+        comparable = number if summary["rounds"] == rounds else None
         cells = [
             row.setting,
             row.folder.name,
