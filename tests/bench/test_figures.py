@@ -43,6 +43,7 @@ def test_a_measurement_is_the_median_of_its_rounds() -> None:
     assert round_seconds(one) == 2.0
     assert throughput(one, 1000) == 500.0
     assert startup(one) == 10.5  # the first round ended at 12.5 and took about as long as the others
+    assert startup({**one, "startup": 3.25}) == 3.25  # a program that knows when its first round began
 
 
 def test_a_ratio_pairs_what_was_measured_in_the_same_repetition() -> None:

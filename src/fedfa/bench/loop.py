@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import time
 from typing import Any
 
 from torch import Tensor
@@ -44,12 +45,12 @@ def main(arguments: list[str] | None = None) -> None:
     for process in processes:
         process.start()
     try:
-        ends = queue.get(timeout=WAIT * asked.rounds)
+        began, ends = queue.get(timeout=WAIT * asked.rounds)
     finally:
         for process in processes:
             process.join(10)
             process.kill()
-    report(ends)
+    report(ends, began)
 
 
 def work(
@@ -72,7 +73,8 @@ def work(
     fused = "fused" in gains or None
     optimiser = torch.optim.SGD(model.parameters(), lr=task.lr, weight_decay=task.weight_decay, fused=fused)
     generator = torch.Generator().manual_seed(rank)
-    ends = []
+    barrier.wait(WAIT)
+    began, ends = time.time(), []
     for number in range(rounds):
         for client in range(rank, task.cohort, processes):
             x, y = data[(number * task.cohort + client) % task.clients]
@@ -80,7 +82,7 @@ def work(
         barrier.wait(WAIT)
         ends.append(clock())
     if rank == 0:
-        queue.put(ends)
+        queue.put((began, ends))
 
 
 def train(task: Task, model: Any, optimiser: Any, x: Tensor, y: Tensor, generator: Any, bfloat16: bool) -> None:

@@ -106,17 +106,19 @@ def by_turn(rounds: Sequence[float]) -> list[float]:
     return [sum(rounds[first : first + turn]) / turn for first in range(0, len(rounds) - turn + 1, turn)]
 
 
-def report(ends: Sequence[float], **more: Any) -> None:
+def report(ends: Sequence[float], began: float | None = None, **more: Any) -> None:
     """Write down how long rounds took, or, where a turn has several, how long one took on the average of each turn.
 
     Args:
         ends: Wall-clock time at the end of every round; the first one is the warm-up and counts to no turn.
+        began: When the first round began, if the program knows.
         more: Whatever else is worth keeping.
     """
     started = float(os.environ.get(ENV_STARTED, ends[0]))
     found = {
         "seconds": by_turn([late - early for early, late in pairwise(ends)]),
         "first": ends[0] - started,
+        **({} if began is None else {"startup": began - started}),
         "versions": {"torch": torch.__version__, "numpy": np.__version__},
         **more,
     }

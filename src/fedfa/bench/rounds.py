@@ -45,7 +45,9 @@ def main(arguments: list[str] | None = None) -> None:
             settings(task, layer), Path(folder) / "run", data=dataset(task), watch=lambda _: ends.append(clock())
         )
     cpu = [record["cpu_seconds"] for record in result.metrics[1:-1]]
-    report(ends[:-1], cpu_seconds=by_turn(cpu), accuracy=result.final_accuracy)
+    # With evaluation and saving in it, the length of the first round is not known.
+    began = None if asked.everything else ends[0] - result.metrics[0]["train_seconds"]
+    report(ends[:-1], began, cpu_seconds=by_turn(cpu), accuracy=result.final_accuracy)
 
 
 if __name__ == "__main__":

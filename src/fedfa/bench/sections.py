@@ -72,6 +72,7 @@ def sections(quick: bool = False, peers: Path | None = None) -> list[Section]:
     others = {name: read_peers(peers, name, turns[name]) if peers else [] for name in TASKS}
     return [
         _cnn(1 + turns["cnn"], others["cnn"]),
+        _tuned(1 + turns["pair"]),
         _bfloat16(1 + turns["cnn"]),
         _gains(1 + turns["cnn"]),
         _mlp(turns["mlp"], others["mlp"]),
@@ -137,6 +138,17 @@ def _cnn(rounds: int, peers: list[Contender]) -> Section:
         Aim("fedavg-2", "fedavg-1"),
     ]
     return Section("cnn", "The paper's CNN on Fashion-MNIST, 10 of 100 clients", contenders, task, aims, by_round=True)
+
+
+def _tuned(rounds: int) -> Section:
+    """The closest of these ratios, of the two alone and longer: enough pairs of rounds to tell a few per cent."""
+    task = TASKS["cnn"]
+    contenders = [
+        _loop("tuned", "tuned torch loop, 2 processes", task, rounds, 2, "--tuned"),
+        _fedfa("fedavg-2", "fedfa, FedAvg, 2 workers", task, rounds, "engine.workers=2"),
+    ]
+    title = "fedfa beside the tuned loop alone: the CNN, 2 processes"
+    return Section("tuned", title, contenders, task, [Aim("fedavg-2", "tuned", 0.95)], by_round=True)
 
 
 def _bfloat16(rounds: int) -> Section:
