@@ -178,18 +178,21 @@ from fedfa.bench.scaling import pictures
 from fedfa.studies.run import run
 from fedfa.studies.settings import Settings
 
-settings = {"rounds": 1, "device": "cpu", "data": {"clients": 4, "partition": "iid"}, "cohort": {"clients": 2},
+settings = {"rounds": 1, "device": "cpu", "data": {"clients": 4, "partition": "iid"}, "cohort": {"clients": 4},
             "model": {"name": "mlp", "options": {"hidden": [8]}}, "algorithm": {"recipe": sys.argv[2]},
-            "engine": {"workers": 1, "execution": "each"}}
+            "engine": {"workers": 1, "execution": sys.argv[3]}}
 run(Settings.resolve(settings), Path(sys.argv[1]) / "run", data=pictures(40))
 print(*sys.modules)
 """
 
 
-@pytest.mark.parametrize("recipe", ["fedavg", "fedfa", "moon"])
-def test_a_run_loads_no_package_that_only_slows_its_start(recipe: str, tmp_path: Path) -> None:
-    """Torch loads sympy, for half a second, when a backward pass is begun in some ways."""
-    command = [sys.executable, "-c", LOADED, str(tmp_path), recipe]
+@pytest.mark.parametrize(
+    ("recipe", "execution"), [("fedavg", "each"), ("fedfa", "each"), ("moon", "each"), ("fedavg", "auto")]
+)
+def test_a_run_loads_no_package_that_only_slows_its_start(recipe: str, execution: str, tmp_path: Path) -> None:
+    """Torch loads sympy, for half a second, when a backward pass is begun in some ways, and its compiler, for more than
+    one, when somebody looks at operations."""
+    command = [sys.executable, "-c", LOADED, str(tmp_path), recipe, execution]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert "torch" in loaded

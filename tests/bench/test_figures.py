@@ -15,7 +15,8 @@ from fedfa.bench.picture import draw
 from fedfa.bench.record import read_records, write_record
 from fedfa.bench.step_profile import HOOK, group_of
 from fedfa.bench.tables import tables
-from fedfa.errors import RunError
+from fedfa.cli.bench import bench
+from fedfa.errors import FedfaError, RunError
 
 ABOUT = {
     "date": "2026-01-02 03:04 UTC", "processor": "a processor", "cores": 2, "memory_gb": 8.0, "system": "a system",
@@ -178,6 +179,19 @@ def test_a_page_without_marks_is_refused(tmp_path: Path) -> None:
     (tmp_path / "page.md").write_text("nothing")
     with pytest.raises(RunError, match="has no marks"):
         refresh_page(tmp_path / "page.md", {})
+
+
+def test_what_could_not_be_written_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sections: list[Any] = []
+    monkeypatch.setattr("fedfa.cli.bench._measure", lambda *asked: sections.append(asked))
+    with pytest.raises(RunError, match=r"none\.md cannot be read"):
+        bench(out=tmp_path, page=tmp_path / "none.md")
+    monkeypatch.setattr("fedfa.bench.picture.find_spec", lambda _: None)
+    with pytest.raises(FedfaError, match="need matplotlib"):
+        bench(out=tmp_path)
+    assert not sections
 
 
 def test_the_picture_shows_every_contender_and_is_the_same_for_the_same_records(tmp_path: Path) -> None:

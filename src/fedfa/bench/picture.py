@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,16 @@ from fedfa.bench.tables import by_round, good, step_shares
 from fedfa.errors import FedfaError
 
 OURS, OTHERS, BARE, WORK = "#0b6e4f", "#8a8f98", "#c9ccd1", "#2f5d8a"
+
+
+def check_drawing() -> None:
+    """Whether a picture can be drawn, asked before an hour of measuring.
+
+    Raises:
+        FedfaError: matplotlib is not installed.
+    """
+    if find_spec("matplotlib") is None:
+        raise FedfaError("pictures need matplotlib: pip install 'fedfa[plots]'")
 
 
 def draw(records: dict[str, dict[str, Any]], path: Path) -> Path:
@@ -24,11 +35,10 @@ def draw(records: dict[str, dict[str, Any]], path: Path) -> Path:
     Raises:
         FedfaError: matplotlib is not installed.
     """
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure as Canvas
-    except ImportError:
-        raise FedfaError("pictures need matplotlib: pip install 'fedfa[plots]'") from None
+    check_drawing()
+    import matplotlib
+    from matplotlib.figure import Figure as Canvas
+
     panels: dict[str, Callable[[Any, dict[str, Any]], None]] = {
         "cnn": _bars, "mlp": _bars, "clients": _growth, "cohort": _growth, "step": _shares,
     }  # fmt: skip

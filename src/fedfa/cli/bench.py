@@ -27,7 +27,8 @@ def bench(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="cnn, bfloat16, gains, mlp, methods, pair, turns, clients, cohort or step; repeat it. Left out: all.",
+            help="cnn, tuned, bfloat16, gains, mlp, methods, pair, turns, clients, cohort or step; repeat it. "
+            "Left out: all.",
         ),
     ] = None,
     repeat: Annotated[int | None, typer.Option(min=1, help="Repetitions; left out 3, with --quick 1.")] = None,
@@ -41,7 +42,7 @@ def bench(
 ) -> None:
     """Measure speed: contenders in turns, medians with spread. It takes a while; leave the machine alone meanwhile."""
     from fedfa.bench.page import machine, refresh_page
-    from fedfa.bench.picture import draw
+    from fedfa.bench.picture import check_drawing, draw
     from fedfa.bench.record import read_records
     from fedfa.bench.sections import choose, sections
     from fedfa.bench.tables import tables
@@ -50,6 +51,9 @@ def bench(
     console = Console()
     known = sections(quick, peers)
     wanted = choose(known, only or [])
+    check_drawing()
+    if page is not None:
+        refresh_page(page, {})  # a page without marks is refused now, not after an hour of measuring
     if not show:
         _measure(console, wanted, repeat or (1 if quick else 3), out)
     found = read_records(out)

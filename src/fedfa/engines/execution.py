@@ -127,6 +127,10 @@ def _promising(engine: LocalEngine, cohort: int) -> bool:
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Notes the names of the operations that run."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to keep torch's compiler out, torch would load it, for more than a second
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # likewise
         self.names: set[str] = set()

@@ -31,11 +31,11 @@ def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     left, right, way = _prepared(left, right)
     if way == "single":
         return torch.mm(left, right) if bias is None else torch.addmm(bias, left, right)
-    if way == "batched":
-        return torch.bmm(left, right) if bias is None else torch.baddbmm(bias.unsqueeze(1), left, right)
     if torch.is_grad_enabled():
-        result: Tensor = _SmallProducts.apply(left, right, bias)  # type: ignore[no-untyped-call]
+        result: Tensor = _Products.apply(left, right, bias, way == "batched")  # type: ignore[no-untyped-call]
         return result
+    if way == "batched":
+        return _batched(left, right, bias)
     if way == "outer" and bias is None:  # nothing is added. (But in the gradients it is.)
         return left * right
     return _one_by_one(left, right, bias)
@@ -84,24 +84,35 @@ def _prepared(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Literal["sin
     return left, right, "outer" if inner == 1 else "each"
 
 
-class _SmallProducts(torch.autograd.Function):
-    """K products one by one, with the gradients that torch has for one: Gᵀ-products, made one by one as well."""
+class _Products(torch.autograd.Function):
+    """K products with the gradients that torch has for one.
+
+    The right factor's is ``(Gᵀ left)ᵀ``: so it is for a product with a transposed weight, as a linear layer makes it.
+    For a stack torch has ``leftᵀ G``, whose last digits may be others.
+    """
 
     @staticmethod
-    def forward(ctx: Any, left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, left: Tensor, right: Tensor, bias: Tensor | None, batched: bool) -> Tensor:
         ctx.save_for_backward(left, right)
-        return _one_by_one(left, right, bias)
+        ctx.batched = batched
+        return _batched(left, right, bias) if batched else _one_by_one(left, right, bias)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         (gradient,) = gradients
         left, right = ctx.saved_tensors
-        for_left, for_right, for_bias = ctx.needs_input_grad
+        for_left, for_right, for_bias, _ = ctx.needs_input_grad
+        multiply = product if ctx.batched else _one_by_one
         return (
-            _one_by_one(gradient, right.mT) if for_left else None,
-            _one_by_one(gradient.mT, left).mT if for_right else None,
+            multiply(gradient, right.mT) if for_left else None,
+            multiply(gradient.mT, left).mT if for_right else None,
             gradient.sum(1) if for_bias else None,
+            None,
         )
+
+
+def _batched(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+    return torch.bmm(left, right) if bias is None else torch.baddbmm(bias.unsqueeze(1), left, right)
 
 
 def _one_by_one(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:

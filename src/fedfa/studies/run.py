@@ -40,7 +40,8 @@ FREE_ON_RESUME = {
     "data.dir", "data.offline", "checkpoint.every",
     "engine.kind", "engine.address", "engine.workers", "engine.execution",
 }  # fmt: skip
-"""Settings that cannot change a result: they may differ when a run is resumed."""
+"""Settings that do not change a result: they may differ when a run is resumed. (Stacked clients that are asked for by
+name may change last digits, and a warning says by how much.)"""
 
 
 @dataclass(frozen=True)
