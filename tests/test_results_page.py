@@ -60,6 +60,28 @@ def test_the_papers_number_stands_only_beside_runs_like_the_papers(tmp_path: Pat
     assert numbers == {"long": "84.08 (1.22)", "short": "–", "half": "78.07 (2.23)"}
 
 
+def test_what_was_seen_inside_goes_between_its_marks(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    marks = "<!-- inside features-and-classifiers: {} -->\n"
+    page.write_text(
+        f"<!-- results: begin -->\n<!-- results: end -->\n{marks.format('begin')}was here\n{marks.format('end')}"
+    )
+    text = refresh_page(page, ROOT / "results")
+    assert "was here" not in text.partition("<!-- inside")[2]
+    seen = (ROOT / "results/inside-fmnist-c2/fedfa-authors-s1/insight.jsonl").read_text("utf-8").splitlines()
+    first, last = (json.loads(line)["gradient"]["global"] for line in (seen[0], seen[-1]))
+    assert f"{first:.2f} → {last:.2f} |\n| accuracy" in text
+    page.write_text(text, encoding="utf-8")
+    assert refresh_page(page, ROOT / "results") == text, "a second time changes nothing"
+
+
+def test_a_damaged_summary_is_named(tmp_path: Path) -> None:
+    (tmp_path / "setting" / "run").mkdir(parents=True)
+    (tmp_path / "setting" / "run" / "summary.json").write_text("{}")
+    with pytest.raises(RunError, match=r"summary\.json is damaged \(final_accuracy is missing\)"):
+        results_table(tmp_path)
+
+
 def test_a_table_of_the_paper_goes_between_its_marks(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     marks = "<!-- results: begin -->\n<!-- results: end -->\n"

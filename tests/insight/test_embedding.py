@@ -11,7 +11,7 @@ import torch
 from fedfa.data import DataSet
 from fedfa.errors import FedfaError, RunError
 from fedfa.insight.embedding import chosen_points, embed, shared_embedding
-from fedfa.insight.records import probe_features
+from fedfa.insight.records import feature_rounds, probe_features, shown_rounds
 from fedfa.learning.tensors import Tensors
 from fedfa.studies.run import run
 from tests.studies.study_toys import small
@@ -70,6 +70,20 @@ def test_the_embedding_of_a_run_is_computed_once(
     monkeypatch.setattr("fedfa.insight.embedding.embed", lambda *_: pytest.fail("computed again"))
     again = shared_embedding(tmp_path / "run", 4)
     assert np.array_equal(first.xy, again.xy)
+
+
+def test_an_embedding_is_shown_where_only_it_was_kept(tmp_path: Path, blobs: DataSet) -> None:
+    """As in results that are kept for good: the features are a hundred times larger."""
+    run(small("fedfa", insight={"features": [-1], "samples": 40}), tmp_path / "run", data=blobs)
+    first = shared_embedding(tmp_path / "run", 4)
+    (tmp_path / "run" / "insight" / "round00004.safetensors").unlink()
+    assert feature_rounds(tmp_path / "run") == []
+    assert shown_rounds(tmp_path / "run") == [4]
+    again = shared_embedding(tmp_path / "run", 4)
+    for name in ("xy", "client", "label", "sample", "anchors"):
+        assert np.array_equal(getattr(first, name), getattr(again, name))
+    with pytest.raises(RunError, match="no probe features of round 4"):
+        shared_embedding(tmp_path / "run", 4, points=10)
 
 
 def test_what_cannot_be_embedded_is_told(tmp_path: Path, blobs: DataSet) -> None:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from fedfa.cli.app import app
 from fedfa.cli.paper import _with_data, parse_duration
-from fedfa.errors import DataError, SettingsError
+from fedfa.errors import DataError, RunError, SettingsError
 from fedfa.paper.declare import study
 from fedfa.paper.found import Runs
 from fedfa.paper.plan import missing
@@ -102,12 +102,26 @@ def test_a_time_that_is_none_is_refused(text: str) -> None:
         (["run", "label-skew", "--reading", "author"], "did you mean 'authors'"),
         (["run", "lable-skew"], "did you mean 'label-skew'"),
         (["run", "label-skew", "--plan", "--rounds", "201"], "more than the paper's 200"),
+        (["run", "label-skew", "--plan", "--budget", "2x"], "such as 2h"),
+        (["run", "label-skew", "--plan", "--cells", "fmnist/c3/*"], "`fedfa paper list label-skew` shows all"),
+        (["table", "label-skew", "--results", "nowhere"], "nowhere: there is no such folder"),
         (["figure", "label-skew"], "is a table: fedfa paper table label-skew"),
     ],
 )
 def test_mistakes_are_told(arguments: list[str], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         say(*arguments)
+
+
+def test_a_table_without_runs_and_numbers_says_how_to_make_it(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="first: fedfa paper run batch-size"):
+        say("table", "batch-size", "--results", str(tmp_path))
+
+
+def test_the_table_of_a_figure_that_looks_inside_shows_what_was_seen() -> None:
+    said = say("table", "features-and-classifiers", "--results", COMMITTED)
+    assert "after round 1 → 15" in said
+    assert "gradient of the loss at the global classifier" in said
 
 
 def test_cells_without_data_are_named_and_the_others_are_run(

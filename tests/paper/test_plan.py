@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,21 +106,26 @@ def test_where_a_state_lies_does_not_make_another_cell(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_told_and_passed_over(tmp_path: Path) -> None:
     here = place(small_study(), "digits/c2", "fedfa")
     pretend_run(tmp_path / "good", here.settings(4, 1), 0.5)
-    pretend_run(tmp_path / "broken", here.settings(4, 2), 0.5)
-    (tmp_path / "broken" / "summary.json").write_text("{", encoding="utf-8")
+    damaged = {"cut": "{", "empty": "{}", "list": "[]", "number": "7"}
+    for name, text in damaged.items():
+        pretend_run(tmp_path / name, here.settings(4, 2), 0.5)
+        (tmp_path / name / "summary.json").write_text(text, encoding="utf-8")
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "config.toml").write_text("rounds =", encoding="utf-8")
     runs = Runs.below([tmp_path, tmp_path / "nowhere"])
     assert [run.seed for run in runs.finished(here, 4)] == [1]
-    assert set(runs.unreadable) == {tmp_path / "broken", tmp_path / "bad"}
+    assert set(runs.unreadable) == {tmp_path / "bad", *(tmp_path / name for name in damaged)}
+    assert "final_accuracy is missing); delete it and resume the run" in runs.unreadable[tmp_path / "empty"]
 
 
-def test_a_figure_that_looks_inside_needs_runs_that_were_measured(tmp_path: Path) -> None:
+def test_a_figure_that_looks_inside_needs_runs_measured_as_it_asks(tmp_path: Path) -> None:
     inside = study("features-and-classifiers")
     here = place(inside, "fmnist/c2", "fedfa")
     measured = here.settings(15, 1)
-    blind = measured.model_copy(update={"insight": measured.insight.model_copy(update={"every": 0})})
-    pretend_run(tmp_path / "blind", blind, 0.5)
+    changes: list[dict[str, Any]] = [{"every": 0}, {"every": 5}, {"samples": 50}, {"clients": 5}, {"features": ()}]
+    for number, change in enumerate(changes):
+        looked = measured.insight.model_copy(update=change)
+        pretend_run(tmp_path / f"other{number}", measured.model_copy(update={"insight": looked}), 0.5)
     assert Runs.below([tmp_path]).finished(here, 15) == []
     pretend_run(tmp_path / "measured", measured, 0.5)
     assert [run.folder.name for run in Runs.below([tmp_path]).finished(here, 15)] == ["measured"]

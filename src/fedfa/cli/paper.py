@@ -13,10 +13,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedfa.errors import DataError, FedfaError, SettingsError
+from fedfa.errors import DataError, FedfaError, RunError, SettingsError
 
 if TYPE_CHECKING:
     from fedfa.paper.cells import StudyCell
+    from fedfa.paper.declare import Study
     from fedfa.paper.found import Runs
     from fedfa.paper.tables import StudyTable
 
@@ -107,22 +108,24 @@ def run(
     chosen = study(name)
     asked = reading or next(iter(readings()))
     known_reading(asked)
-    found = _runs([*(results or _default_results()), out])
+    seconds = None if budget is None else parse_duration(budget)
+    found = _runs(results, out)
     missing_cells = missing(
         chosen, found, out, patterns=cells or [], seeds=_seeds(seeds), rounds=rounds, reading=asked, data_dir=data_dir
     )
     if not missing_cells:
-        console.print(f"nothing is missing; fedfa paper table {name} shows the numbers")
+        console.print(f"nothing is missing; fedfa paper {chosen.kind} {name} shows what came of it")
         return
     shorter = (
         "" if rounds is None or rounds == chosen.rounds else f" of only {rounds} rounds (the paper: {chosen.rounds})"
     )
-    console.print(f"{len(missing_cells)} runs{shorter} are missing", highlight=False)
+    many = "1 run{} is missing" if len(missing_cells) == 1 else f"{len(missing_cells)} runs{{}} are missing"
+    console.print(many.format(shorter), highlight=False)
     if plan:
         for number, cell in enumerate(missing_cells, 1):
             console.print(f"{number:4}. {escape(cell.name)}  {escape(str(cell.folder))}", highlight=False)
         return
-    _run_cells(missing_cells, jobs, None if budget is None else parse_duration(budget))
+    _run_cells(missing_cells, jobs, seconds)
 
 
 @app.command()
@@ -142,9 +145,14 @@ def table(
     if form not in ("terminal", *FORMATS):
         known = ["terminal", *FORMATS]
         raise SettingsError(f"--format {form!r}{nearest(form, known)}: one of {', '.join(known)}")
-    made = study_table(study(name), _runs(results), "last10" if last10 else "final")
+    runs = _runs(results)
+    made = study_table(study(name), runs, "last10" if last10 else "final")
+    if not any(made.rows_of(columns) for columns in made.groups().values()):
+        raise RunError(f"no run of {name} is finished, and the paper gives no numbers; first: fedfa paper run {name}")
     if form == "terminal":
         _print_table(made)
+        if made.study.looks_inside:
+            _print_inside(made.study, runs)
     else:
         typer.echo(FORMATS[form](made))
 
@@ -200,10 +208,12 @@ def _default_results() -> list[Path]:
     return [Path("results"), OUT]
 
 
-def _runs(folders: Sequence[Path] | None) -> Runs:
+def _runs(folders: Sequence[Path] | None, out: Path | None = None) -> Runs:
     from fedfa.paper.found import Runs
 
-    runs = Runs.below(folders or _default_results())
+    if missing := [folder for folder in folders or [] if not folder.is_dir()]:
+        raise SettingsError(f"--results {missing[0]}: there is no such folder")
+    runs = Runs.below([*(folders or _default_results()), *([] if out is None else [out])])
     for folder, reason in runs.unreadable.items():
         errors.print(f"passed over: {escape(str(folder))} ({escape(reason)})", soft_wrap=True)
     return runs
@@ -283,3 +293,18 @@ def _print_table(made: StudyTable) -> None:
             console.print()
     for line in legend(made):
         console.print(escape(line), style="dim", highlight=False)
+
+
+def _print_inside(chosen: Study, runs: Runs) -> None:
+    from fedfa.paper.declare import readings
+    from fedfa.paper.figures import Shown
+    from fedfa.paper.inside import inside_tables
+
+    for column, header, rows in inside_tables(Shown.of(chosen, runs, next(iter(readings())))):
+        shown = Table(title=escape(column.title), title_justify="left", box=None, pad_edge=False)
+        for number, name in enumerate(header):
+            shown.add_column(escape(name), justify="right" if number else "left")
+        for row in rows:
+            shown.add_row(*map(escape, row))
+        console.print()
+        console.print(shown)

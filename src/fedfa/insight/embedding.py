@@ -38,7 +38,7 @@ class Embedding:
 
 
 def shared_embedding(run_folder: Path | str, round: int, points: int = 2000) -> Embedding:
-    """The embedding of a round's stored features; kept beside them, so that it is computed once.
+    """The embedding of a round's stored features; kept beside them, or without them, as it is small.
 
     Args:
         run_folder: The run.
@@ -46,28 +46,27 @@ def shared_embedding(run_folder: Path | str, round: int, points: int = 2000) -> 
         points: At most so many points; every client is shown on the same samples then, even over the classes.
 
     Raises:
-        RunError: The features of that round were not stored.
+        RunError: The features of that round were not stored, nor such an embedding of them.
         FedfaError: scikit-learn is missing, or there is nothing to embed.
     """
     records = InsightRecords(Path(run_folder))
-    stored, file = records.features(round), records.embedding(round)
+    file = records.embedding(round)
     placed = load_tensors(file) if file.exists() else {}
-    if not placed or int(placed["points"]) != points:
-        placed = {**embed(stored, points), "points": torch.tensor(points)}
+    if "client" not in placed or int(placed["points"]) != points:
+        placed = {**embed(records.features(round), points), "points": torch.tensor(points)}
         save_tensors(file, placed)
-    row, sample = placed["row"], placed["sample"]
     return Embedding(
         xy=placed["xy"].numpy(),
-        client=stored["clients"][row].numpy(),
-        label=stored["labels"][sample].numpy(),
-        sample=sample.numpy(),
-        domain=stored["domains"][sample].numpy() if "domains" in stored else None,
+        client=placed["client"].numpy(),
+        label=placed["label"].numpy(),
+        sample=placed["sample"].numpy(),
+        domain=placed["domain"].numpy() if "domain" in placed else None,
         anchors=placed["anchors"].numpy() if "anchors" in placed else None,
     )
 
 
 def embed(stored: Tensors, points: int, seed: int = 1) -> Tensors:
-    """Positions in the plane (``xy``) of clients (``row``) and samples (``sample``), and of the ``anchors``."""
+    """Positions in the plane (``xy``), whose they are (client, sample, label, domain), and the anchors'."""
     try:
         from sklearn.manifold import TSNE
         from threadpoolctl import threadpool_limits  # comes with scikit-learn
@@ -84,7 +83,11 @@ def embed(stored: Tensors, points: int, seed: int = 1) -> Tensors:
     tsne = TSNE(n_components=2, init="pca", perplexity=min(30.0, (len(row) - 1) / 3), random_state=state)
     with threadpool_limits(limits=1):  # the picture must not depend on how many cores there are
         placed = torch.from_numpy(np.asarray(tsne.fit_transform(directions), dtype=np.float32))
-    found = {"xy": placed[: len(row)], "row": row, "sample": sample}
+    found = {
+        "xy": placed[: len(row)], "client": stored["clients"][row], "sample": sample, "label": stored["labels"][sample],
+    }  # fmt: skip
+    if "domains" in stored:
+        found["domain"] = stored["domains"][sample]
     return found if anchors is None else {**found, "anchors": placed[len(row) :]}
 
 

@@ -16,6 +16,7 @@ from fedfa.learning.tensors import Tensors
 from fedfa.studies.files import append_line, load_tensors, read_lines, save_tensors, write_lines
 
 _FEATURES = re.compile(r"round(\d+)\.safetensors")
+_SHOWN = re.compile(r"round(\d+)(?:\.tsne)?\.safetensors")
 
 
 class InsightRecords:
@@ -36,9 +37,9 @@ class InsightRecords:
         """Forget the rounds after this one."""
         if self.lines.exists():
             write_lines(self.lines, [record for record in self.read() if record["round"] <= rounds])
-        for round in self.rounds():
+        for round in self.shown_rounds():
             if round > rounds:
-                self.file(round).unlink()
+                self.file(round).unlink(missing_ok=True)
                 self.embedding(round).unlink(missing_ok=True)
 
     def copy(self, other: InsightRecords) -> None:
@@ -55,8 +56,15 @@ class InsightRecords:
 
     def rounds(self) -> list[int]:
         """Rounds whose features are stored."""
-        names = [_FEATURES.fullmatch(file.name) for file in self.folder.glob("round*.safetensors")]
-        return sorted(int(name[1]) for name in names if name)
+        return self._rounds(_FEATURES)
+
+    def shown_rounds(self) -> list[int]:
+        """Rounds whose features can be shown in the plane: stored, or embedded before and kept without them."""
+        return self._rounds(_SHOWN)
+
+    def _rounds(self, names: re.Pattern[str]) -> list[int]:
+        found = [names.fullmatch(file.name) for file in self.folder.glob("round*.safetensors")]
+        return sorted({int(name[1]) for name in found if name})
 
     def features(self, round: int) -> Tensors:
         """The features of a round, with labels, clients and the rest; see ``docs/insight.md``."""
@@ -85,6 +93,11 @@ def insight_records(run_folder: Path | str) -> list[dict[str, Any]]:
 def feature_rounds(run_folder: Path | str) -> list[int]:
     """Rounds of a run whose probe features are stored."""
     return InsightRecords(Path(run_folder)).rounds()
+
+
+def shown_rounds(run_folder: Path | str) -> list[int]:
+    """Rounds of a run that :func:`~fedfa.insight.embedding.shared_embedding` can show."""
+    return InsightRecords(Path(run_folder)).shown_rounds()
 
 
 def probe_features(run_folder: Path | str, round: int) -> Tensors:

@@ -92,6 +92,8 @@ class Place:
         written: dict[str, Any] = {}
         for layer in layers:
             written = merge(written, layer)
+        options = reading(self.reading).networks.get(written.get("model", {}).get("name", ""), {})
+        written = merge(written, {"model": {"options": options}} if options else {})
         return Settings.resolve(written, {"rounds": rounds, "seed": seed})
 
     def folder_name(self, rounds: int, seed: int) -> Path:
@@ -123,10 +125,10 @@ def chosen(places: Sequence[Place], patterns: Sequence[str]) -> list[Place]:
     """
     for pattern in patterns:
         if not any(_matches(place.name, pattern) for place in places):
-            known = sorted({place.name for place in places})
+            known, study = sorted({place.name for place in places}), places[0].study.name
             raise SettingsError(
-                f"--cells {pattern!r} matches no cell of {places[0].study.name}; its cells are "
-                f"{', '.join(known[:6])}{' …' if len(known) > 6 else ''} (`fedfa paper list` shows all)"
+                f"--cells {pattern!r} matches no cell of {study}; its cells are "
+                f"{', '.join(known[:6])}{' …' if len(known) > 6 else ''} (`fedfa paper list {study}` shows all)"
             )
     return [place for place in places if not patterns or any(_matches(place.name, p) for p in patterns)]
 

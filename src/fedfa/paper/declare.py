@@ -53,6 +53,8 @@ class Reading(_Declared):
     title: str
     words: str
     settings: dict[str, Any] = Field(default_factory=dict)
+    networks: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Options of a network, by its name, where this reading has others than the network's own."""
 
 
 class Picture(_Declared):

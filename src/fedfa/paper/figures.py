@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedfa.errors import FedfaError, RunError
-from fedfa.insight.records import feature_rounds, insight_records
+from fedfa.insight.records import insight_records, shown_rounds
 from fedfa.paper.cells import Place
 from fedfa.paper.declare import Column, Row, Study, reading
 from fedfa.paper.found import Found, Runs
@@ -208,7 +208,7 @@ def _embedding(axes: Axes, runs: Sequence[Found], title: str) -> None:
     axes.set_title(title, fontsize=8)
     axes.set_xticks([])
     axes.set_yticks([])
-    there = [run for run in runs if feature_rounds(run.folder)]
+    there = [run for run in runs if shown_rounds(run.folder)]
     if not there:
         axes.text(0.5, 0.5, "features were not kept", ha="center", va="center", transform=axes.transAxes, fontsize=8)
         return
@@ -216,7 +216,7 @@ def _embedding(axes: Axes, runs: Sequence[Found], title: str) -> None:
 
     from fedfa.insight.embedding import shared_embedding
 
-    embedded = shared_embedding(there[0].folder, feature_rounds(there[0].folder)[-1])
+    embedded = shared_embedding(there[0].folder, shown_rounds(there[0].folder)[-1])
     colours = mpl.colormaps[CLASS_COLOURS]
     for number, client in enumerate(sorted(set(embedded.client.tolist()))):
         mine = embedded.client == client
@@ -229,22 +229,27 @@ def _embedding(axes: Axes, runs: Sequence[Found], title: str) -> None:
 
 
 def _histograms(shown: Shown) -> Figure:
-    """Cosine of features between clients, pairs of one class and of different classes, after the last round."""
+    """Per column two lines: t-SNE of the features of each method; cosine of pairs of features between clients."""
     columns = shown.columns_with_runs()
     rows = shown.rows_with_runs(columns)
-    figure, panels = _panels(len(columns), len(rows), width=2.5, height=2.2)
-    for line, column in zip(panels, columns, strict=True):
-        for axes, row in zip(line, rows, strict=True):
+    figure, panels = _panels(2 * len(columns), len(rows), width=2.7, height=2.4)
+    for number, column in enumerate(columns):
+        for cloud, axes, row in zip(panels[2 * number], panels[2 * number + 1], rows, strict=True):
             if not shown.at(column, row):
+                cloud.set_axis_off()
                 axes.set_axis_off()
                 continue
+            _embedding(cloud, shown.at(column, row), f"{row.title}\n{column.title}")
             edges, positive, negative = pair_shares(shown.at(column, row))
             for shares, colour, words in ((positive, "#228833", "same class"), (negative, "#aa3377", "other class")):
                 axes.stairs(shares, edges, fill=True, color=colour, alpha=0.55, label=words)
-            _label(axes, f"{row.title}: {column.title}", "cosine", "share of pairs, %")
-            axes.title.set_fontsize(7)
-    panels[0][0].legend(fontsize=7)
+            _label(axes, "", "cosine", "share of pairs, %")
+    _first_drawn(panels[1]).legend(fontsize=7)
     return figure
+
+
+def _first_drawn(line: Sequence[Axes]) -> Axes:
+    return next(axes for axes in line if axes.axison)
 
 
 def pair_shares(runs: Sequence[Found]) -> tuple[list[float], list[float], list[float]]:

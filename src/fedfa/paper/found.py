@@ -10,6 +10,7 @@ from typing import Any, Literal
 from fedfa.errors import FedfaError
 from fedfa.paper.cells import Key, Place, key_of
 from fedfa.studies.folder import RunFolder
+from fedfa.studies.settings import InsightSettings
 
 Measure = Literal["final", "last10"]
 """After the last round, or the mean of the last ten evaluations."""
@@ -25,8 +26,8 @@ class Found:
     seed: int
     summary: dict[str, Any] | None
     """The result, once it is finished."""
-    measured: bool = False
-    """Whether its training is looked into."""
+    insight: InsightSettings = field(default_factory=InsightSettings)
+    """When and how its training is looked into."""
 
     @property
     def accuracy(self) -> float:
@@ -60,9 +61,7 @@ class Runs:
             record = RunFolder(config.parent)
             try:
                 settings = record.settings()
-                found = Found(
-                    config.parent, settings.rounds, settings.seed, record.summary(), settings.insight.every > 0
-                )
+                found = Found(config.parent, settings.rounds, settings.seed, record.summary(), settings.insight)
             except (FedfaError, ValueError, OSError) as error:  # JSON's and TOML's errors are ValueErrors
                 unreadable[config.parent] = str(error)
                 continue
@@ -70,9 +69,12 @@ class Runs:
         return cls(by_key, unreadable)
 
     def of(self, place: Place) -> list[Found]:
-        """All runs of a cell, finished or not, of any length; of a study that looks inside, measured ones."""
+        """All runs of a cell, finished or not, of any length; if its study looks inside, those measured as it asks."""
         found = self.by_key.get(place.key, [])
-        return [run for run in found if run.measured] if place.study.looks_inside else found
+        if not place.study.looks_inside:
+            return found
+        asked = place.settings(place.study.rounds, 1).insight
+        return [run for run in found if run.insight == asked]
 
     def finished(self, place: Place, rounds: int) -> list[Found]:
         """The finished runs of a cell of one length: one for each seed, in their order."""

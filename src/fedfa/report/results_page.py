@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -11,8 +10,10 @@ from typing import Any
 
 from fedfa.errors import RunError
 from fedfa.paper.cells import key_of
-from fedfa.paper.declare import study
+from fedfa.paper.declare import readings, study
+from fedfa.paper.figures import Shown
 from fedfa.paper.found import Runs
+from fedfa.paper.inside import inside_markdown
 from fedfa.paper.tables import as_markdown, numbers_by_key, study_table
 from fedfa.report.comparison_table import HEADER, comparison_rows
 from fedfa.studies.folder import RunFolder
@@ -35,13 +36,9 @@ class Row:
 
 def read_results(results: Path) -> list[Row]:
     """Every finished run under ``results/SETTING/RUN/``."""
-    rows = []
-    for path in sorted(results.glob("*/*/summary.json")):
-        try:
-            summary = json.loads(path.read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
-            raise RunError(f"{path} is not valid JSON: {error}") from None
-        rows.append(Row(path.parent, path.parent.parent.name, summary))
+    folders = [path.parent for path in results.glob("*/*/summary.json")]
+    found = [(folder, RunFolder(folder).summary()) for folder in folders]
+    rows = [Row(folder, folder.parent.name, summary) for folder, summary in found if summary is not None]
     return sorted(rows, key=lambda row: row.sort_key)
 
 
@@ -77,6 +74,7 @@ def results_table(results: Path, without: Collection[str] = ()) -> str:
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 _COMPARISON = re.compile(r"(<!-- comparison (\S+): begin -->\n).*?(<!-- comparison \2: end -->)", re.DOTALL)
+_INSIDE = re.compile(r"(<!-- inside (\S+): begin -->\n).*?(<!-- inside \2: end -->)", re.DOTALL)
 _PAPER = re.compile(r"(<!-- paper (\S+)((?: last10)?): begin -->\n).*?(<!-- paper \2\3: end -->)", re.DOTALL)
 
 
@@ -86,7 +84,7 @@ def refresh_page(page: Path, results: Path) -> str:
     Runs of a setting that has marks of its own (``<!-- comparison SETTING: begin -->`` … ``end``) stand side by side
     between them; all others are listed between the marks for results. Between ``<!-- paper NAME: begin -->`` … ``end``
     goes one of the paper's tables, ours beside the paper's; with ``NAME last10``, ours as the mean of the last ten
-    evaluations.
+    evaluations. Between ``<!-- inside NAME: begin -->`` … ``end`` goes what the probes saw in a study's runs.
     """
     text = page.read_text(encoding="utf-8")
     compared = {found.group(2) for found in _COMPARISON.finditer(text)}
@@ -105,7 +103,12 @@ def refresh_page(page: Path, results: Path) -> str:
         made = study_table(study(name), Runs.below([results]), "last10" if steadier else "final")
         return f"{begin}\n{as_markdown(made)}\n\n{end}"
 
-    return _PAPER.sub(paper_table, _COMPARISON.sub(table, text))
+    def inside(found: re.Match[str]) -> str:
+        begin, name, end = found.groups()
+        seen = Shown.of(study(name), Runs.below([results]), next(iter(readings())))
+        return f"{begin}\n{inside_markdown(seen)}\n\n{end}"
+
+    return _INSIDE.sub(inside, _PAPER.sub(paper_table, _COMPARISON.sub(table, text)))
 
 
 def comparison_table(setting: Path) -> str:

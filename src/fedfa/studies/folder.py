@@ -41,6 +41,8 @@ from fedfa.studies.files import (
 from fedfa.studies.settings import Settings, read_toml
 
 _CLIENTS = "kept_by_clients"
+_RESULT = ("final_accuracy", "best_accuracy", "last10_accuracy", "rounds")
+"""What every summary has."""
 
 
 class RunFolder:
@@ -199,11 +201,20 @@ class RunFolder:
         return read_lines(self.path / "metrics.jsonl")
 
     def summary(self) -> dict[str, Any] | None:
-        """The result, or None while the run is not finished."""
+        """The result, or None while the run is not finished.
+
+        Raises:
+            RunError: The file is damaged.
+        """
         path = self.path / "summary.json"
         if not path.exists():
             return None
-        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            if missing := [name for name in _RESULT if name not in summary]:
+                raise ValueError(f"{missing[0]} is missing")
+        except (ValueError, TypeError) as error:  # JSON's and Unicode's errors are ValueErrors; a number has no names
+            raise RunError(f"{path} is damaged ({error}); delete it and resume the run, which writes it anew") from None
         return summary
 
     def model(self) -> Tensors:

@@ -159,9 +159,7 @@ def _read(folder: Path, place: str, problems: list[Problem]) -> Run:
         raise _BrokenError(f"metrics.jsonl cannot be read: {error}") from None
     try:
         summary = record.summary()
-        if summary is not None and not {"final_accuracy", "best_accuracy", "last10_accuracy"} <= summary.keys():
-            raise ValueError("the accuracies are missing")
-    except (ValueError, AttributeError, OSError) as error:
+    except (RunError, OSError) as error:
         problems.append(Problem(folder, f"summary.json cannot be read ({error}); shown as not finished"))
         summary = None
     if summary is not None and not metrics:
