@@ -199,6 +199,16 @@ class Browser:
         return path
 
 
+def scrolling(browser: Browser) -> Sequence[str]:
+    """Frames with something to scroll, by name and widths; tables that are closed do not count."""
+    found: Sequence[str] = browser.evaluate(
+        """[...document.querySelectorAll('.scroll')].filter(e => !e.closest('details:not([open])')
+             && e.scrollWidth > e.clientWidth + 1)
+           .map(e => `${e.getAttribute('aria-label')}: ${e.scrollWidth} in ${e.clientWidth}`)"""
+    )
+    return found
+
+
 def overflowing(browser: Browser) -> Sequence[str]:
     """What sticks out to the side of the page, unless it lies in a frame that scrolls."""
     found: Sequence[str] = browser.evaluate(

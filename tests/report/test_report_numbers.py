@@ -14,10 +14,13 @@ import pytest
 
 from fedfa.errors import RunError
 from fedfa.report.html.chapters import Method, chapters_of
-from fedfa.report.html.chart import ticks
+from fedfa.report.html.chart import SMALL, ticks
+from fedfa.report.html.clouds import Cloud, clouds
 from fedfa.report.html.commands import command_of
-from fedfa.report.html.figures import accuracy_series, progress, reach, targets_of
-from fedfa.report.html.lines import spread
+from fedfa.report.html.drawing import Dots, Drawing, Words, text_width
+from fedfa.report.html.figures import accuracy_series, progress, reach, series_table, targets_of
+from fedfa.report.html.heat_maps import Heat, heat_maps
+from fedfa.report.html.lines import Axis, Panel, Series, line_chart, multiples, spread
 from fedfa.report.html.palette import DARK, LIGHT, SERIES, style, styles
 from fedfa.report.html.reading import Run, find_runs
 from fedfa.report.html.split import Split, Splits
@@ -204,6 +207,63 @@ def test_marks_of_an_axis_are_round_and_inside() -> None:
         marks = ticks(low, high, 5)
         assert 2 <= len(marks) <= 12
         assert low - 1e-9 <= marks[0] <= marks[-1] <= high * (1 + 1e-9)
+
+
+def marks_below(drawing: Drawing) -> list[Words]:
+    """The words of horizontal axes: small, and centred below their places."""
+    return [m for m in drawing.marks if isinstance(m, Words) and m.size == SMALL and m.anchor == "middle"]
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3, 4, 7, 10, 15, 17, 26, 100, 200, 1000])
+@pytest.mark.parametrize("width", [344, 446, 920])
+def test_rounds_are_marked_by_whole_numbers(rounds: int, width: float) -> None:
+    series = [Series("m", style(0), [(float(n), 1.0) for n in range(1, rounds + 1)])]
+    x, y = Axis("round", low=0, whole=True), Axis("accuracy", low=0)
+    for drawing in (line_chart(series, x, y, width, 300), multiples([Panel("m", series)] * 3, x, y, width)):
+        texts = [word.text for word in marks_below(drawing)]
+        assert texts[0] == "0"
+        assert len(texts) >= 2
+        assert all(text.replace(",", "").isdigit() for text in texts)
+
+
+def test_rounds_in_a_table_are_whole_numbers_and_seconds_need_not_be() -> None:
+    assert series_table([Series("m", style(0), [(1.0, 1.0), (2.0, 1.0)])], "round").rows[1][0] == "2"
+    assert series_table([Series("m", style(0), [(0.5, 1.0), (2.0, 1.0)])], "s").rows[1][0] == "2.00"
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+@pytest.mark.parametrize("width", [344, 920])
+def test_rounds_below_a_heat_map_are_round_numbers_that_do_not_touch(width: float, every: int) -> None:
+    """The marks are in proportion, apart from each other, and none is cut off at the edge."""
+    columns = list(range(every, 201, every))
+    heat = Heat(["a", "b"], [str(n) for n in columns], [[0.5] * len(columns)] * 2, "m", "class", "round")
+    drawing = heat_maps([heat, heat], width, low=0, high=1, panel_width=330)
+    words = marks_below(drawing)
+    assert all(int(word.text) % 10 == 0 for word in words)
+    assert max(word.at[0] + text_width(word.text, SMALL) / 2 for word in words) <= drawing.width
+    one = words[: len(words) // 2]
+    assert len(one) >= 5
+    for a, b in itertools.pairwise(one):
+        assert b.at[0] - a.at[0] > (text_width(a.text, SMALL) + text_width(b.text, SMALL)) / 2
+    steps = [(b.at[0] - a.at[0]) / (int(b.text) - int(a.text)) for a, b in itertools.pairwise(one[:-1])]
+    assert max(steps) == pytest.approx(min(steps))
+
+
+def test_the_anchors_of_ten_classes_can_be_told_apart() -> None:
+    points = [(float(n), float(n * n)) for n in range(10)]
+    drawing = clouds([Cloud("m", [[point] for point in points], points)], [str(n) for n in range(10)], 344)
+    anchors = [(m.colour, m.shape) for m in drawing.marks if isinstance(m, Dots) and m.rim]
+    assert len(anchors) == len(set(anchors)) == 10
+
+
+def test_small_charts_with_several_lines_have_a_key() -> None:
+    lines = [Series(name, style(n), [(0.0, 1.0), (1.0, 2.0)]) for n, name in enumerate(("positive", "negative"))]
+    x, y = Axis("cosine"), Axis("share")
+    words = [m.text for m in multiples([Panel("a", lines), Panel("b", lines)], x, y, 344).marks if isinstance(m, Words)]
+    assert words.count("positive") == words.count("negative") == 1
+    alone = [Panel(one.name, [one], lines) for one in lines]
+    words = [m.text for m in multiples(alone, x, y, 344).marks if isinstance(m, Words)]
+    assert words.count("positive") == 1, "a chart of one line has its title"
 
 
 # -- colours ----------------------------------------------------------------------------------------------------------

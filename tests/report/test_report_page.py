@@ -12,15 +12,18 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from fedfa.cli.app import app
 from fedfa.errors import RunError
 from fedfa.report.html.write import Report, Reporter
-from tests.report.browser import Browser, overflowing
+from tests.report.browser import Browser, overflowing, scrolling
 
 WIDTHS = (400, 761, 1400)
 """A telephone, the narrowest page with wide drawings, a screen."""
 A4 = 688
 """Pixels between the margins of a sheet."""
+STILL = "This page does not change by itself."
 LOOKS = [(400, "light"), (761, "light"), (1400, "light"), (400, "dark"), (1400, "dark"), (A4, "paper")]
 
 
@@ -108,12 +111,38 @@ def test_no_errors_no_requests_no_overflow(browser: Browser, report: Report, man
         assert overflowing(browser) == []
 
 
+def test_no_table_must_be_scrolled_on_a_screen(browser: Browser, folders: Path, tmp_path: Path) -> None:
+    """Processors and runs with names as long as real ones, and several versions."""
+    for number in range(6):
+        folder = tmp_path / "runs" / f"fedfa-after-each-epoch-s{number}"
+        shutil.copytree(folders / "fedfa-s1", folder)
+        config = folder / "config.toml"
+        config.write_text(re.sub(r"(?m)^seed = 1$", f"seed = {number}", config.read_text(), count=1))
+        summary = json.loads((folder / "summary.json").read_text())
+        summary["commit"] = f"{number // 3}" * 40 + " with changes"
+        summary["machine"]["processor"] = "Intel(R) Xeon(R) Platinum 8375C Processor @ 2.90GHz"
+        (folder / "summary.json").write_text(json.dumps(summary))
+    page = Reporter([tmp_path / "runs"], tmp_path / "page.html", figures=False).write().page
+    browser.window(1400)
+    browser.open(page)
+    assert scrolling(browser) == []
+    heights = browser.evaluate(
+        "[...document.querySelectorAll('[aria-label=Versions] tbody tr')].map(e => e.getBoundingClientRect().height)"
+    )
+    assert len(heights) == 4, "two versions, each with a line for its runs"
+    assert max(heights) < 60, "at most two lines of letters each"
+
+
 def test_the_check_for_overflow_and_errors_can_fail(browser: Browser, tmp_path: Path) -> None:
     page = tmp_path / "bad.html"
-    page.write_text("<body><p style='width:900px'>wide</p><script>console.error('oh'); missing()</script></body>")
+    page.write_text(
+        "<body><p style='width:900px'>wide</p><div class='scroll' style='overflow:auto'><p style='width:800px'>.</p>"
+        "</div><script>console.error('oh'); missing()</script></body>"
+    )
     browser.window(400)
     browser.open(page)
     assert overflowing(browser)
+    assert len(scrolling(browser)) == 1
     assert len(browser.complaints()) == 2
     page.write_text("<body><img src='http://127.0.0.1:9/x.png'></body>")
     browser.open(page)
@@ -297,11 +326,51 @@ def test_a_watch_that_is_stopped_leaves_a_page_that_stands_still(folders: Path, 
 
     with pytest.raises(KeyboardInterrupt):
         reporter.watch(1, stop)
-    assert 'http-equiv="refresh"' not in (tmp_path / "page.html").read_text()
+    text = (tmp_path / "page.html").read_text()
+    assert 'http-equiv="refresh"' not in text
+    assert "1 run, not finished." in text
+    assert STILL in text
 
 
-def test_an_unfinished_run_without_a_watch_does_not_reload(many: Path) -> None:
-    assert 'http-equiv="refresh"' not in many.read_text()
+def test_a_page_says_whether_it_follows_its_runs(report: Report, many: Path, folders: Path, tmp_path: Path) -> None:
+    """Only one that stands still before runs that go on says how to follow them."""
+    assert STILL not in report.page.read_text(), "all runs are finished"
+    text = many.read_text()
+    assert 'http-equiv="refresh"' not in text
+    assert STILL in text
+    shutil.copytree(folders / "fedavg-s1", tmp_path / "fedavg-s1")
+    (tmp_path / "fedavg-s1" / "summary.json").unlink()
+    command = "fedfa report 'my runs' --every 5"
+    page = Reporter([tmp_path], tmp_path / "page.html", figures=False, command=command).write().page
+    assert "<code>fedfa report --watch &#x27;my runs&#x27; --every 5</code> keeps it up to date" in page.read_text()
+    watched: list[str] = []
+    reporter = Reporter([tmp_path], tmp_path / "page.html", figures=False)
+    reporter.watch(1, lambda done: watched.append(done.page.read_text()), limit=0)
+    assert STILL not in watched[0]
+    assert STILL in page.read_text()
+
+
+def test_the_command_line_names_the_watch_while_a_run_goes_on(folders: Path, tmp_path: Path) -> None:
+    words = ["report", str(folders / "fedavg-s1"), "--no-figures", "--out", str(tmp_path / "page.html")]
+    assert "--watch" not in CliRunner().invoke(app, words).output
+    shutil.copytree(folders / "fedavg-s1", tmp_path / "fedavg-s1")
+    (tmp_path / "fedavg-s1" / "summary.json").unlink()
+    words[1] = str(tmp_path / "fedavg-s1")
+    output = CliRunner().invoke(app, words).output
+    assert "1 run, 1 not finished" in output
+    assert "with --watch, the page follows runs that go on" in output
+
+
+def test_a_page_without_a_run_yet_does_not_call_it_finished(tmp_path: Path) -> None:
+    reporter = Reporter([tmp_path / "nowhere"], tmp_path / "page.html")
+    text = reporter.watch(1, lambda _: None, limit=0).page.read_text()
+    assert "No run yet." in text
+    assert "finished" not in re.sub(r"<style>.*?</style>|<script>.*?</script>", "", text, flags=re.DOTALL)
+
+
+def test_times_on_a_page_stay_true(many: Path) -> None:
+    """A page is read long after it was written: the last record has a date, not an age."""
+    assert re.search(r"4 of 4 rounds, last record \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", many.read_text())
 
 
 def test_nothing_to_report_is_an_error_that_says_why(tmp_path: Path) -> None:

@@ -41,6 +41,11 @@ def test_cells_are_methods_times_seeds_under_equal_settings(tmp_path: Path) -> N
     assert cells[2].title == "fedfa@authors"
 
 
+def test_without_a_seed_it_is_the_one_of_the_settings(tmp_path: Path) -> None:
+    [cell] = plan_cells(["moon"], [], [QUICK, {"seed": 5, "algorithm": {"moon": {"mu": 2.0}}}], tmp_path)
+    assert (cell.folder.name, cell.settings.seed) == ("moon-s5", 5)
+
+
 def test_the_same_cell_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"two runs would go to .*fedavg-s1"):
         plan_cells(["fedavg", "fedavg"], [1], [QUICK], tmp_path)
@@ -87,12 +92,15 @@ def test_a_damaged_cell_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     for cell, file in ((cells[0], "summary.json"), (cells[1], "config.toml")):
         cell.folder.mkdir()
         (cell.folder / "config.toml").write_text(cell.settings.to_toml(), encoding="utf-8")
-        (cell.folder / "summary.json").write_text("{}", encoding="utf-8")
+        summary = {"final_accuracy": 1, "best_accuracy": 1, "last10_accuracy": 1, "rounds": 2}
+        (cell.folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
         (cell.folder / file).write_text("{ cut", encoding="utf-8")
     work = Comparison(cells, 2, quiet)
     work.run()
     assert set(work.failed) == {"fedavg-s1", "fedprox-s1"}
-    assert all("cannot be read" in reason and "--out" in reason for reason in work.failed.values())
+    assert "summary.json" in work.failed["fedavg-s1"]
+    assert "cannot be read" in work.failed["fedprox-s1"]
+    assert "--out" in work.failed["fedprox-s1"]
     assert cells[2].finished()
 
 

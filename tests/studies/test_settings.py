@@ -9,7 +9,7 @@ import pytest
 from fedfa.algorithms.registry import methods
 from fedfa.data import parse_partition
 from fedfa.errors import DataError, FedfaError, RecipeError, SettingsError
-from fedfa.studies.layers import nest, parse_assignment
+from fedfa.studies.layers import assign, nest, parse_assignment
 from fedfa.studies.settings import Settings, preset_layer, presets, read_toml
 
 RECIPES: list[tuple[str, str | None]] = [
@@ -237,6 +237,29 @@ def test_dotted_keys_nest() -> None:
 def test_what_is_no_assignment(text: str) -> None:
     with pytest.raises(SettingsError, match="key=value"):
         parse_assignment(text)
+
+
+def test_assignments_go_over_a_layer() -> None:
+    below = {"rounds": 3, "local": {"lr": 1}}
+    assert assign(below, ["local.lr=2", "local.epochs=5"]) == {"rounds": 3, "local": {"lr": 2, "epochs": 5}}
+    assert below == {"rounds": 3, "local": {"lr": 1}}
+
+
+@pytest.mark.parametrize(
+    "texts", [["local.lr=0.5", "local.lr=0.1"], ["local.lr=1", " local.lr =1"], ["local={lr = 1}", "local.lr=2"]]
+)
+def test_a_key_that_is_set_twice_is_refused(texts: list[str]) -> None:
+    with pytest.raises(SettingsError, match=r"--set local\.lr is given twice; give it once"):
+        assign({}, texts)
+
+
+def test_a_model_and_its_options_are_set_in_either_order() -> None:
+    texts = ["model.options.hidden=[8]", "model.name=mlp"]
+    for order in (texts, texts[::-1]):
+        model = Settings.preset("fmnist-c2", assign({}, order)).model
+        assert (model.name, model.options) == ("mlp", {"hidden": [8]})
+    below = {"model": {"name": "mlp", "options": {"hidden": [8]}}}
+    assert assign(below, ["model.name=logistic"]) == {"model": {"name": "logistic"}}, "they would not fit"
 
 
 def test_assignments_reach_the_settings() -> None:

@@ -29,15 +29,14 @@ def main(arguments: list[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
 
     from fedfa.bench.tasks import dataset, settings
-    from fedfa.studies.layers import merge, parse_assignment
+    from fedfa.studies.layers import assign
     from fedfa.studies.run import run
 
     last = asked.rounds + 1
     layer: dict[str, Any] = {"rounds": last}
     if not asked.everything:
         layer |= {"evaluation": {"every": last}, "checkpoint": {"every": last}}
-    for assignment in asked.assignments:
-        layer = merge(layer, parse_assignment(assignment))
+    layer = assign(layer, asked.assignments)
     ends: list[float] = []
     task = replace(TASKS[asked.task], clients=asked.clients or TASKS[asked.task].clients)
     with tempfile.TemporaryDirectory() as folder:

@@ -142,7 +142,7 @@ def layers_of(
     config: Path | None, preset: str | None, assignments: list[str] | None, rounds: int | None, data_dir: Path | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The layer of the file or preset, and that of what the command line sets."""
-    from fedfa.studies.layers import merge, parse_assignment
+    from fedfa.studies.layers import assign, merge
     from fedfa.studies.settings import preset_layer, read_toml
 
     if config is not None and preset is not None:
@@ -153,9 +153,7 @@ def layers_of(
     asked: dict[str, Any] = {} if rounds is None else {"rounds": rounds}
     if data_dir is not None:
         asked = merge(asked, {"data": {"dir": str(data_dir)}})
-    for assignment in assignments or []:
-        asked = merge(asked, parse_assignment(assignment))
-    return base, asked
+    return base, assign(asked, assignments or [])
 
 
 def default_name(base: str, settings: Any, assignments: list[str] | None) -> str:
@@ -171,25 +169,42 @@ def default_name(base: str, settings: Any, assignments: list[str] | None) -> str
 @app.command()
 def compare(
     config: Annotated[Path | None, typer.Argument(help="A TOML file with settings.")] = None,
-    preset: Annotated[str | None, typer.Option(help="A preset's name; `fedfa presets` lists them.")] = None,
+    preset: Annotated[
+        list[str] | None, typer.Option(help="A preset's name (`fedfa presets` lists them); repeat it for more.")
+    ] = None,
     algorithm: Annotated[
         list[str] | None,
         typer.Option(help="A recipe, with a variant after '@' if wanted (fedfa@authors); repeat it. `all` is each."),
     ] = None,
     assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set anything, for all methods.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set anything, for all runs.")
+    ] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE,VALUE",
+            help="A setting for each value, e.g. local.lr=0.5,0.1; repeat it for every combination.",
+        ),
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Seed of the training; repeat it for more.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
-    out: Annotated[Path, typer.Option(help="Where the run folders and the table go.")] = Path("runs/compare"),
+    out: Annotated[Path, typer.Option(help="Where the run folders and the tables go.")] = Path("runs/compare"),
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; left out, one per core.")] = None,
 ) -> None:
-    """Train with several methods under equal settings, and print them side by side. Goes on where it was stopped."""
+    """Train with several methods in one setting or more, and print them side by side. Goes on where it was stopped."""
     from fedfa.cli.compare import run_compare
+    from fedfa.studies.variations import parse_variation, plan_settings
 
-    base, asked = layers_of(config, preset, assignments, rounds, data_dir)
-    run_compare(console, algorithm or ["all"], seed or [], [base, asked], out, jobs)
+    bases: dict[str, dict[str, Any]] = {}
+    for name in preset or (None,):
+        base, asked = layers_of(config, name, assignments, rounds, data_dir)
+        title = name or (config.stem if config else "")
+        if title in bases:
+            raise typer.BadParameter(f"--preset {title} is given twice; name each once")
+        bases[title] = base
+    settings = plan_settings(bases, asked, [parse_variation(text) for text in vary or []], out)
+    run_compare(console, algorithm or ["all"], seed or [], settings, out, jobs)
 
 
 @app.command()
@@ -203,11 +218,9 @@ def conclude(
 ) -> None:
     """Add what follows the last round (CCVR, FedFA's last calibration) to a finished run, without training again."""
     from fedfa.studies import conclude as conclusions
-    from fedfa.studies.layers import merge, parse_assignment
+    from fedfa.studies.layers import assign
 
-    options: dict[str, Any] = {}
-    for assignment in assignments or []:
-        options = merge(options, parse_assignment(assignment))
+    options = assign({}, assignments or [])
     with console.status("asking every client"):
         summary = conclusions.conclude(run_folder, algorithm, out, options).summary
     console.print(

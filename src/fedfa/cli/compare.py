@@ -1,96 +1,182 @@
-"""`fedfa compare`: methods side by side."""
+"""`fedfa compare`: methods side by side, in one setting or several."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from fedfa.cli.progress import RoundsProgress
-from fedfa.errors import FedfaError, RecipeError
+from fedfa.errors import FedfaError, RecipeError, SettingsError
+
+if TYPE_CHECKING:
+    from fedfa.report.comparison_summary import SettingResults
+    from fedfa.studies.compare import Cell, Comparison
+    from fedfa.studies.variations import Setting
 
 
 def run_compare(
     console: Console,
     methods: Sequence[str],
     seeds: Sequence[int],
-    layers: Sequence[dict[str, Any]],
+    settings: Sequence[Setting],
     out: Path,
     jobs: int | None,
 ) -> None:
-    """Run what is missing, print the table, write it to ``table.md``; fail at the end if a run failed."""
-    from fedfa.algorithms.registry import methods as known
-    from fedfa.engines.cores import available_cores
-    from fedfa.report.comparison_table import HEADER, comparison_rows
-    from fedfa.report.paired_differences import PAIRS_HEADER, PAIRS_LEGEND, paired_rows, scores_of
-    from fedfa.studies.compare import Cell, Comparison, plan_cells
-    from fedfa.studies.files import write_atomically
-    from fedfa.studies.settings import Settings
-    from fedfa.studies.setup import load_dataset
-    from fedfa.text_tables import markdown_table
+    """Run what is missing, print the tables, write them to ``table.*``; fail at the end if a run is missing."""
+    from fedfa.report.comparison_summary import SettingResults, why_missing
 
-    common = Settings.resolve(*layers)
-    with console.status(f"getting {escape(common.data.name)}"):
-        load_dataset(common)  # once, before several processes ask for it
-    wanted: list[str] = []
-    for method in methods:
-        wanted += _those_that_fit(console, list(known()), layers) if method == "all" else [method]
-    cells = plan_cells(list(dict.fromkeys(wanted)), seeds or [common.seed], layers, out)
+    planned = [_cells_of(console, setting, methods, seeds) for setting in settings]
+    wanted = [cell for cells, _ in planned for cell in cells]
+    _get_data(console, wanted)
     out.mkdir(parents=True, exist_ok=True)
+    work = _work(console, wanted, jobs)
+    results = []
+    for setting, (cells, left_out) in zip(settings, planned, strict=True):
+        reasons = {cell.name: reason for cell in cells if (reason := why_missing(work, cell)) is not None}
+        results.append(SettingResults(setting.words, cells, reasons, left_out))
+    missing = {name: reason for one in results for name, reason in one.missing.items()}
+    for name in work.busy:
+        if name in missing:
+            console.print(f"left alone: {escape(name)}, another process is working on it", soft_wrap=True)
+    if any(one.finished for one in results):
+        _write_results(results, out)  # first: printing may fail, as when the output is piped to `head`
+        _print_results(console, results)
+        written = f"{escape(str(out / 'table.md'))}, table.tex and table.csv"
+        console.print(f"Also in {written}; the runs' records are beside them.", soft_wrap=True)
+    else:
+        console.print(
+            f"No run is complete, so no table is made; tables in {escape(str(out))} are left as they were.",
+            soft_wrap=True,
+        )
+    if failed := [f"{name}: {reason}" for name, reason in missing.items() if name not in work.busy]:
+        raise FedfaError("\n".join(failed))
+
+
+def _get_data(console: Console, cells: Sequence[Cell]) -> None:
+    """Every data set once, before several processes ask for it."""
+    from fedfa.studies.setup import load_dataset
+
+    for settings in {(cell.settings.data.name, cell.settings.data.dir): cell.settings for cell in cells}.values():
+        with console.status(f"getting {escape(settings.data.name)}"):
+            load_dataset(settings)
+
+
+def _cells_of(
+    console: Console, setting: Setting, methods: Sequence[str], seeds: Sequence[int]
+) -> tuple[list[Cell], dict[str, str]]:
+    """The runs of one setting; and what ``all`` does not mean here, with the reason."""
+    from fedfa.studies.compare import plan_cells
+
+    wanted: list[str] = []
+    left_out: dict[str, str] = {}
+    try:
+        for method in methods:
+            if method == "all":
+                with console.status("looking which methods fit"):
+                    fitting, left_out = _those_that_fit(setting)
+                wanted += fitting
+            else:
+                wanted.append(method)
+        cells = plan_cells(list(dict.fromkeys(wanted)), seeds, setting.layers, setting.folder, setting.name)
+    except SettingsError as error:
+        raise SettingsError(f"{setting.title}: {error}" if setting.name else str(error)) from None
+    for name, reason in left_out.items():
+        where = f"{setting.title}: " if setting.name else ""
+        console.print(escape(f"{where}left out: {name} ({reason})"), soft_wrap=True)
+    return cells, left_out
+
+
+def _those_that_fit(setting: Setting) -> tuple[list[str], dict[str, str]]:
+    """The methods that can work with this network and these settings; and why the others cannot."""
+    from fedfa.algorithms.registry import methods
+    from fedfa.studies.settings import Settings
+    from fedfa.studies.setup import prepare
+
+    fitting, others = [], {}
+    for name in methods():
+        try:
+            prepare(Settings.resolve(*setting.layers, {"algorithm": {"recipe": name}}))
+            fitting.append(name)
+        except RecipeError as error:
+            others[name] = str(error)
+    return fitting, others
+
+
+def _work(console: Console, cells: Sequence[Cell], jobs: int | None) -> Comparison:
+    from fedfa.engines.cores import available_cores
+    from fedfa.studies.compare import Comparison
+
     with RoundsProgress(console) as progress:
-        watchers: dict[str, Any] = {}
+        watchers: dict[Path, Any] = {}
 
         def watch(cell: Cell, record: dict[str, Any]) -> None:
-            name = cell.folder.name
-            if name not in watchers:
-                watchers[name] = progress.add(name, cell.settings.rounds)
-            watchers[name](record)
+            if cell.folder not in watchers:
+                watchers[cell.folder] = progress.add(cell.name, cell.settings.rounds)
+            watchers[cell.folder](record)
 
         work = Comparison(cells, jobs or available_cores(), watch)
         progress.during(work.run)
-    for busy in work.busy:
-        console.print(f"left alone: {escape(busy)}, another process is working on it", soft_wrap=True)
-    good = [cell for cell in cells if cell.name not in work.failed]
-    rows = comparison_rows([cell.folder for cell in good])
-    _print_table(console, HEADER, rows)
-    text = markdown_table(HEADER, rows) + "\n"
-    by_method: dict[str, list[Path]] = {}
-    for cell in good:
-        by_method.setdefault(cell.title, []).append(cell.folder)
-    if differences := paired_rows(scores_of(by_method)):
+    return work
+
+
+def _print_results(console: Console, results: Sequence[SettingResults]) -> None:
+    from fedfa.report.comparison_summary import legend, method_rows, notes
+    from fedfa.report.comparison_table import HEADER
+    from fedfa.report.paired_differences import PAIRS_HEADER, PAIRS_LEGEND
+
+    header = ["method", *("\n".join(one.words) for one in results)]
+    for titles, *rows in _as_wide_as_fits([header, *method_rows(results)], console.width):
+        _print_table(console, titles, rows)
         console.print()
-        _print_table(console, PAIRS_HEADER, differences)
+    for line in notes(results):
+        console.print(escape(line), style="yellow", highlight=False, soft_wrap=True)
+    console.print(legend(results), style="dim", highlight=False)
+    for one in results:
+        console.print()
+        if len(results) > 1:
+            console.print(escape(one.title), style="bold", highlight=False)
+        if runs := one.run_rows():
+            _print_table(console, HEADER, runs)
+        if pairs := one.pair_rows():
+            console.print()
+            _print_table(console, PAIRS_HEADER, pairs)
+    if any(one.pair_rows() for one in results):
         console.print(PAIRS_LEGEND, style="dim", highlight=False)
-        text += f"\n{markdown_table(PAIRS_HEADER, differences)}\n\n{PAIRS_LEGEND}\n"
-    write_atomically(out / "table.md", text)
-    console.print(f"Also in {escape(str(out / 'table.md'))}; the runs' records are beside it.", soft_wrap=True)
-    if work.failed:
-        raise FedfaError("\n".join(f"{name}: {reason}" for name, reason in work.failed.items()))
+
+
+def _as_wide_as_fits(lines: Sequence[Sequence[str]], width: int) -> list[list[list[str]]]:
+    """A table in parts that fit into a width, each with the first column: a terminal would cut numbers off."""
+    first, *columns = zip(*lines, strict=True)
+    parts: list[list[tuple[str, ...]]] = []
+    for column in columns:
+        if not parts or sum(map(_width, [first, *parts[-1], column])) > width:
+            parts.append([])
+        parts[-1].append(column)
+    return [[list(line) for line in zip(first, *part, strict=True)] for part in parts]
+
+
+def _width(column: Sequence[str]) -> int:
+    return 1 + max(len(piece) for cell in column for piece in cell.split("\n"))
 
 
 def _print_table(console: Console, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     table = Table(box=None, padding=(0, 1, 0, 0))
     for number, title in enumerate(header):
-        table.add_column(title, no_wrap=True, justify="right" if number else "left")
+        longest = max(len(row[number]) for row in rows)  # where room lacks, titles are folded, not numbers
+        table.add_column(escape(title), min_width=longest, justify="right" if number else "left")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     console.print(table)
 
 
-def _those_that_fit(console: Console, names: list[str], layers: Sequence[dict[str, Any]]) -> list[str]:
-    """The methods that can work with this network and these settings; says which cannot, and why."""
-    from fedfa.studies.settings import Settings
-    from fedfa.studies.setup import prepare
+def _write_results(results: Sequence[SettingResults], out: Path) -> None:
+    from fedfa.report.comparison_summary import as_csv, as_latex, as_markdown
+    from fedfa.studies.files import write_atomically
 
-    fitting = []
-    for name in names:
-        try:
-            prepare(Settings.resolve(*layers, {"algorithm": {"recipe": name}}))
-            fitting.append(name)
-        except RecipeError as error:
-            console.print(f"left out: {name} ({escape(str(error))})", soft_wrap=True)
-    return fitting
+    for ending, text in ((".md", as_markdown(results)), (".tex", as_latex(results)), (".csv", as_csv(results))):
+        write_atomically(out / f"table{ending}", f"{text}\n")

@@ -177,14 +177,11 @@ def _settings(
 
 def _apart(assignments: list[str] | None) -> tuple[list[str], dict[str, Any]]:
     """What is set about the training, and what about the federation."""
-    from fedfa.studies.layers import merge, parse_assignment
+    from fedfa.studies.layers import assign
 
     prefix = "federation."
-    rules: dict[str, Any] = {}
-    for text in assignments or []:
-        if text.startswith(prefix):
-            rules = merge(rules, parse_assignment(text.removeprefix(prefix)))
-    return [text for text in assignments or [] if not text.startswith(prefix)], rules
+    rules = assign({}, (text for text in assignments or [] if text.startswith(prefix)))
+    return [text for text in assignments or [] if not text.startswith(prefix)], rules.get("federation", {})
 
 
 def _recorded_sites(out: Path) -> int | None:

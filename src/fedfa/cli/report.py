@@ -51,6 +51,8 @@ def report(
     else:
         done = reporter.write()
     _tell(done)
+    if done.going and not watch:
+        console.print("[yellow]note:[/] with --watch, the page follows runs that go on")
     for problem in done.problems:
         console.print(f"[yellow]note:[/] {escape(str(problem.path))}: {escape(problem.words)}", soft_wrap=True)
     if done.figures:

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 
 from fedfa.errors import SettingsError
 from fedfa.messages import validation_message
-from fedfa.studies.layers import merge, nest, parse_assignment
+from fedfa.studies.layers import assign, merge, nest
 from fedfa.studies.settings import Section, Settings, preset_layer
 
 FEDERATION = "federation"
@@ -78,8 +78,7 @@ class RunConfig:
         asked: dict[str, Any] = {}
         for key, value in rest.items():
             asked = merge(asked, nest(key, value))
-        for text in assignments:
-            asked = merge(asked, parse_assignment(text))
+        asked = assign(asked, assignments)
         self.own_data = own_data
         federation = asked.pop(FEDERATION, {})
         self._asked = asked

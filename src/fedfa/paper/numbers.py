@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
+from fedfa.seed_means import mean_text
+
 
 @dataclass(frozen=True)
 class Published:
@@ -17,7 +19,7 @@ class Published:
 
     def __str__(self) -> str:
         """As the paper prints it."""
-        return f"{self.mean:.2f}" + ("" if self.deviation is None else f"({self.deviation:.2f})")
+        return mean_text(self.mean, self.deviation)
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,32 +9,20 @@ from fedfa.paper.cells import Key, Place, places
 from fedfa.paper.declare import Column, Row, Study, readings, studies
 from fedfa.paper.found import Found, Measure, Runs
 from fedfa.paper.numbers import Published, published, source
+from fedfa.seed_means import MEANING, SeedMean, csv_cells, csv_number
 from fedfa.text_tables import csv_table, latex_table, latex_text, markdown_table
 
 ABOVE, BELOW = "▲", "▼"
 
 
 @dataclass(frozen=True)
-class Ours:
+class Ours(SeedMean):
     """Our number in a cell, in percent."""
-
-    mean: float
-    deviation: float | None
-    """Standard deviation over seeds (n − 1 in the divisor); None for a single one."""
-    seeds: tuple[int, ...]
 
     @classmethod
     def of(cls, runs: Sequence[Found], measure: Measure = "final") -> Ours | None:
         """From finished runs of one cell and one length, one per seed."""
-        if not runs:
-            return None
-        values = [run.value(measure) for run in runs]
-        deviation = statistics.stdev(values) if len(values) > 1 else None
-        return cls(statistics.fmean(values), deviation, tuple(run.seed for run in runs))
-
-    def __str__(self) -> str:
-        """``83.31 [1]`` or ``83.60(0.41) [3]``: in brackets the number of seeds."""
-        return f"{Published(self.mean, self.deviation)} [{len(self.seeds)}]"
+        return cls.over({run.seed: run.value(measure) for run in runs})
 
 
 @dataclass(frozen=True)
@@ -170,9 +157,7 @@ def legend(table: StudyTable) -> list[str]:
     if table.measure == "last10":
         what = f"as the mean of the last ten evaluations of {study.rounds} rounds (the paper's is after the last one)"
     lines = [
-        f"Ours: accuracy in percent {what}, mean(standard deviation) over seeds, in "
-        "brackets the number of seeds (of the training; the split of the data is the same). "
-        f"Rows without a remark: {first.words}.",
+        f"Ours: accuracy in percent {what}, {MEANING}. Rows without a remark: {first.words}.",
     ]
     if source(study.name):
         lines.append(
@@ -235,17 +220,12 @@ def as_csv(table: StudyTable) -> str:
             lines.append(
                 [
                     table.study.name, f"{column}/{row.row.name}", row.reading, str(row.rounds), str(table.study.rounds),
-                    " ".join(map(str, ours.seeds)) if ours else "",
-                    f"{ours.mean:.4f}" if ours else "", _number(ours.deviation if ours else None),
-                    f"{paper.mean:.2f}" if paper else "", _number(paper.deviation if paper else None),
+                    *csv_cells(ours),
+                    f"{paper.mean:.2f}" if paper else "", csv_number(paper.deviation if paper else None),
                     {ABOVE: "above", BELOW: "below"}.get(cell.mark, ""),
                 ]
             )  # fmt: skip
     return csv_table(CSV_HEADER, lines)
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"
 
 
 FORMATS: Mapping[str, Callable[[StudyTable], str]] = {"markdown": as_markdown, "latex": as_latex, "csv": as_csv}

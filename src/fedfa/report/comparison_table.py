@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedfa.errors import RunError
 from fedfa.studies.folder import RunFolder
 
 HEADER = ("run", "seed", "final %", "best %", "last 10 %", "±", "s", "CPU s", "MB up", "MB down")
@@ -15,13 +16,20 @@ doing; ``CPU s``: processor time of the clients' training."""
 
 
 def comparison_rows(folders: Sequence[Path]) -> list[tuple[str, ...]]:
-    """One row per finished run, in the given order; the cells as text."""
+    """One row per finished run, in the given order; the cells as text.
+
+    Raises:
+        RunError: A run's record is damaged.
+    """
     rows = []
     for folder in folders:
         record = RunFolder(folder)
         summary = record.summary()
         if summary is not None:
-            rows.append(_row(folder.name, summary, record.metrics()))
+            try:
+                rows.append(_row(folder.name, summary, record.metrics()))
+            except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+                raise RunError(f"{folder} is damaged ({error!r}); remove it and run it again") from None
     return rows
 
 

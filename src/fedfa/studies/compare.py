@@ -1,4 +1,4 @@
-"""Several runs as one piece of work: methods × seeds, each in a process of its own, resumed where it was stopped."""
+"""Several runs as one piece of work: each in a process of its own, resumed where it was stopped."""
 
 from __future__ import annotations
 
@@ -35,11 +35,13 @@ class Cell:
     """The method as it was asked for, e.g. ``fedfa@authors``."""
     settings: Settings
     folder: Path
+    setting: str = field(default="", kw_only=True)
+    """The name of its setting, where a comparison has several."""
 
     @property
     def name(self) -> str:
         """What the cell is called in messages."""
-        return self.folder.name
+        return f"{self.setting}/{self.folder.name}" if self.setting else self.folder.name
 
     def matches(self, recorded: Settings) -> bool:
         """Whether a run with these settings is this cell."""
@@ -56,6 +58,8 @@ class Cell:
             if record.summary() is None or not self.matches(record.settings()):
                 return False
             recorded = record.origin()
+        except RunError:  # says what to do
+            raise
         except (FedfaError, ValueError, OSError) as error:  # JSON's and TOML's errors are ValueErrors
             raise RunError(f"{self.folder} cannot be read ({error}); remove it or choose another --out") from None
         now = method_fingerprints(self.settings.algorithm.recipe)
@@ -75,15 +79,16 @@ class Cell:
 
 
 def plan_cells(
-    methods: Sequence[str], seeds: Sequence[int], layers: Sequence[Mapping[str, Any]], out: Path
+    methods: Sequence[str], seeds: Sequence[int], layers: Sequence[Mapping[str, Any]], out: Path, setting: str = ""
 ) -> list[Cell]:
     """The cells of a comparison under otherwise equal settings.
 
     Args:
         methods: Recipes, each with a variant if it has an ``@``: ``fedavg``, ``fedfa@authors``, ``fedfa+ccvr``.
-        seeds: Of the training; the split of the data stays the same.
+        seeds: Of the training; the split of the data stays the same. None of them: the one of the settings.
         layers: Settings all cells have in common.
         out: The folder for the cells' run folders.
+        setting: The name of these settings, where a comparison has several.
 
     Example:
         >>> [c.folder.name for c in plan_cells(["fedavg", "fedfa@paper"], [1], [{"rounds": 2}], Path("runs/x"))]
@@ -94,12 +99,15 @@ def plan_cells(
         recipe, at, variant = method.rpartition("@")
         if not at or "/" in variant or variant.endswith(".py"):  # an @ in a path
             recipe, variant = method, ""
-        for seed in seeds:
-            own: dict[str, Any] = {"seed": seed, "algorithm": {"recipe": recipe}}
+        for seed in seeds or (None,):
+            own: dict[str, Any] = {"algorithm": {"recipe": recipe}}
+            if seed is not None:
+                own["seed"] = seed
             if variant:
                 own["algorithm"]["variant"] = variant
+            settings = _resolve(layers, own)
             stem = "-".join(Path(name).stem for name in recipe.split("+")) + (f"-{variant}" if variant else "")
-            cells.append(Cell(method, _resolve(layers, own), out / f"{stem}-s{seed}"))
+            cells.append(Cell(method, settings, out / f"{stem}-s{settings.seed}", setting=setting))
     folders = [cell.folder for cell in cells]
     if twice := next((folder for folder in folders if folders.count(folder) > 1), None):
         raise SettingsError(f"two runs would go to {twice}; name each method and each seed once")
@@ -178,6 +186,17 @@ class Comparison:
                 time.sleep(0.2 if self._running else 0)
         finally:
             self._stop()
+
+    def missing(self, cell: Cell) -> str | None:
+        """After the work: why there is no finished record of a cell; None if there is one."""
+        if cell.name in self.failed:
+            return self.failed[cell.name]
+        try:
+            if cell.finished():
+                return None
+        except RunError as error:
+            return str(error)
+        return "another process is working on it" if cell.name in self.busy else "not finished"
 
     def _is_missing(self, cell: Cell) -> bool:
         try:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
         if key == "partition":
             merged[key] = _over_partition(old, value)
         elif isinstance(value, Mapping) and isinstance(old, Mapping):
-            if key == "model" and value.get("name", old.get("name")) != old.get("name"):
+            if key == "model" and "name" in old and value.get("name", old["name"]) != old["name"]:
                 old = {name: setting for name, setting in old.items() if name != "options"}
             merged[key] = merge(old, value)
         else:
@@ -142,11 +143,47 @@ def parse_assignment(text: str) -> dict[str, Any]:
     key, sign, raw = text.partition("=")
     if not sign or not key.strip():
         raise SettingsError(f"--set {text!r}: write key=value, e.g. --set local.lr=0.05")
+    return nest(key.strip(), parse_value(raw))
+
+
+def parse_value(text: str) -> Any:
+    """A value from the command line: TOML, or else a plain string."""
     try:
-        value = tomllib.loads(f"value = {raw}")["value"]
+        return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        value = raw
-    return nest(key.strip(), value)
+        return text
+
+
+def value_text(value: object) -> str:
+    """A value as the command line reads it: TOML, plain for words.
+
+    Example:
+        >>> value_text(0.5), value_text(True), value_text("shards:2"), value_text([8, 4])
+        ('0.5', 'true', 'shards:2', '[8, 4]')
+    """
+    return value if isinstance(value, str) else json.dumps(value, default=str)  # TOML has dates
+
+
+def assign(below: Mapping[str, Any], texts: Iterable[str]) -> dict[str, Any]:
+    """A layer with what ``--set`` says over it, each key once.
+
+    Raises:
+        SettingsError: Something is no assignment, or a key is set twice: one of the values would be lost.
+
+    Example:
+        >>> assign({"rounds": 3}, ["local.lr=0.1", "local.epochs=2"])
+        {'rounds': 3, 'local': {'lr': 0.1, 'epochs': 2}}
+    """
+    layer = dict(below)
+    seen: set[str] = set()
+    for text in texts:
+        one = parse_assignment(text)
+        keys = flat(one).keys()
+        if twice := sorted(seen & keys):
+            raise SettingsError(f"--set {twice[0]} is given twice; give it once")
+        seen |= keys
+        layer = merge(layer, one)
+    return layer
 
 
 def _over_partition(below: Any, above: Any) -> Any:

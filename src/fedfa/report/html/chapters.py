@@ -164,10 +164,16 @@ def partition_words(partition: Any) -> str:
     Example:
         >>> partition_words({"kind": "shards", "classes_per_client": 2})
         'shards (classes per client 2)'
+        >>> partition_words({"kind": "domains", "inner": {"kind": "iid"}})
+        'domains (inner iid)'
     """
     if not isinstance(partition, Mapping):
         return str(partition or "")
-    options = [f"{key.replace('_', ' ')} {value}" for key, value in partition.items() if key != "kind"]
+    options = [
+        f"{key.replace('_', ' ')} {partition_words(value) if isinstance(value, Mapping) else value}"
+        for key, value in partition.items()
+        if key != "kind"
+    ]
     return str(partition.get("kind", "")) + (f" ({', '.join(options)})" if options else "")
 
 

@@ -61,18 +61,23 @@ def number(value: float | None, digits: int | None = None) -> str:
     return f"{value:.2f}" if size >= 1 else f"{value:.3g}"
 
 
-def ticks(low: float, high: float, about: int) -> list[float]:
-    """Round numbers that divide a range.
+def ticks(low: float, high: float, about: int, *, whole: bool = False) -> list[float]:
+    """Round numbers that divide a range; ``whole`` ones where nothing lies between two whole numbers.
 
     Example:
         >>> ticks(0, 50, 5)
         [0.0, 10.0, 20.0, 30.0, 40.0, 50.0]
+        >>> ticks(0, 10, 4), ticks(0, 10, 4, whole=True)
+        ([0.0, 2.5, 5.0, 7.5, 10.0], [0.0, 5.0, 10.0])
     """
     if not high > low:
         return [low]
     raw = (high - low) / max(about, 1)
+    if whole:
+        raw = max(raw, 1.0)
     power = 10.0 ** math.floor(math.log10(raw))
-    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= raw * 0.999)
+    steps = (power * factor for factor in (1, 2, 2.5, 5, 10))
+    step = next(step for step in steps if step >= raw * 0.999 and not (whole and step % 1))
     first = math.ceil(low / step - 1e-9)
     return [round(k * step, 12) for k in range(first, math.floor(high / step + 1e-9) + 1)]
 
@@ -92,6 +97,22 @@ def tick_text(value: float, step: float) -> str:
     return f"{value:,.{digits}f}"
 
 
+def tick_texts(marks: Sequence[float]) -> list[str]:
+    """The words of an axis' marks, all with the digits that their distance needs.
+
+    Example:
+        >>> tick_texts([0.0, 0.5, 1.0])
+        ['0.0', '0.5', '1.0']
+    """
+    step = marks[1] - marks[0] if len(marks) > 1 else 1.0
+    return [tick_text(mark, step) for mark in marks]
+
+
+def on_sheet(drawing: Drawing, x: float, text: str) -> float:
+    """Where a mark's words are centred: at its place, but never beyond the right edge."""
+    return min(x, drawing.width - text_width(text, SMALL) / 2 - 1)
+
+
 @dataclass(frozen=True)
 class Scale:
     """From values to pixels."""
@@ -100,14 +121,10 @@ class Scale:
     high: float
     start: float
     end: float
-    log: bool = False
 
     def __call__(self, value: float) -> float:
         """The place of a value."""
-        low, high = self.low, self.high
-        if self.log:
-            low, high, value = math.log10(low), math.log10(high), math.log10(max(value, self.low))
-        return self.start + (value - low) / ((high - low) or 1) * (self.end - self.start)
+        return self.start + (value - self.low) / ((self.high - self.low) or 1) * (self.end - self.start)
 
 
 def short(value: float) -> float:

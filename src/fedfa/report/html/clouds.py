@@ -16,7 +16,7 @@ from fedfa.report.html.drawing import Dots, Drawing, Line, Point, Words, shorten
 
 @dataclass(frozen=True)
 class Cloud:
-    """Points in the plane, a group for each kind; ``stars``, one for each kind, are marked apart."""
+    """Points in the plane, a group for each kind; ``stars``, one for each kind, are larger and outlined."""
 
     title: str
     groups: Sequence[Sequence[Point]]
@@ -69,4 +69,5 @@ def _cloud(drawing: Drawing, panel: Cloud, box: tuple[float, float, float, float
         colour, shape = kind_look(kind)
         drawing.add(Dots([(across(x), down(y)) for x, y in group], colour, 1.9, shape, 0.75))
     for kind, (x, y) in enumerate(panel.stars):
-        drawing.add(Dots([(across(x), down(y))], kind_look(kind)[0], 6, "cross", rim="ink"))
+        colour, shape = kind_look(kind)
+        drawing.add(Dots([(across(x), down(y))], colour, 5, shape, rim="ink"))

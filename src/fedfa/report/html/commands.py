@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from functools import cache
 from typing import Any
 
 from fedfa.errors import FedfaError
 from fedfa.report.html.reading import Run
-from fedfa.studies.layers import flat, merge, nest
+from fedfa.studies.layers import flat, merge, nest, value_text
 from fedfa.studies.run import FREE_ON_RESUME, same_run
 from fedfa.studies.settings import Settings, preset_layer, presets
 
@@ -33,8 +32,19 @@ def command_of(run: Run) -> str:
         if key in ("rounds", "seed"):
             words += [f"--{key}", str(value)]
         else:
-            words += ["--set", f"{key}={_text(value)}"]
+            words += ["--set", f"{key}={value_text(value)}"]
     return shlex.join([*words, "--out", f"runs/{run.folder.name}"])
+
+
+def watching(report: str) -> str:
+    """The command of a report as one that follows the runs.
+
+    Example:
+        >>> watching("fedfa report runs/a --out a.html")
+        'fedfa report --watch runs/a --out a.html'
+    """
+    words = shlex.split(report)
+    return report if "--watch" in words else shlex.join([*words[:2], "--watch", *words[2:]])
 
 
 def _nearest(settings: Settings) -> tuple[str, dict[str, Any]] | None:
@@ -68,11 +78,6 @@ def _layer(values: dict[str, Any]) -> dict[str, Any]:
     for key, value in values.items():
         layer = merge(layer, nest(key, value))
     return layer
-
-
-def _text(value: Any) -> str:
-    """A value as ``--set`` reads it: TOML, plain for words."""
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 @cache

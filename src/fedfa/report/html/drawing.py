@@ -127,9 +127,6 @@ def shape_outline(shape: str, x: float, y: float, r: float) -> list[Point]:
             (x + 0.9 * r, y + 0.9 * r),
             (x - 0.9 * r, y + 0.9 * r),
         ]
-    if shape == "cross":
-        a, b = 1.2 * r, 0.4 * r
-        return [(x-b, y-a), (x+b, y-a), (x+b, y-b), (x+a, y-b), (x+a, y+b), (x+b, y+b), (x+b, y+a), (x-b, y+a), (x-b, y+b), (x-a, y+b), (x-a, y-b), (x-b, y-b)]  # fmt: skip  # noqa: E501
     return [(x, y - 1.3 * r), (x + 1.3 * r, y), (x, y + 1.3 * r), (x - 1.3 * r, y)]  # diamond
 
 

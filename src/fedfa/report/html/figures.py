@@ -86,7 +86,8 @@ def series_table(series: Sequence[Series], x: str) -> Table:
                 text += f" ({number(one.band[place][0])} to {number(one.band[place][1])})"
             cells[point[0]] = text
         columns.append(cells)
-    rows = [[number(place), *(cells.get(place, "") for cells in columns)] for place in places]
+    digits = 0 if all(place == int(place) for place in places) else None
+    rows = [[number(place, digits), *(cells.get(place, "") for cells in columns)] for place in places]
     after = [one.after for one in series]
     if any(after):
         rows.append(["after the last round", *(number(one[1]) if one else "" for one in after)])

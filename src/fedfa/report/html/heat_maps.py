@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from fedfa.report.html.chart import (
     SMALL,
     TEXT,
     number,
+    on_sheet,
     short,
+    ticks,
 )
 from fedfa.report.html.drawing import Boxes, Drawing, Words, shorten, text_width
 from fedfa.report.html.palette import STEPS, step_role
@@ -176,12 +180,14 @@ def _heat(
 
 def _column_labels(drawing: Drawing, heat: Heat, left: float, bottom: float, wide: float) -> float:
     longest = max((text_width(name, SMALL) for name in heat.columns), default=0)
-    numbers = all(name.replace(",", "").isdigit() for name in heat.columns)
+    numbers = _ascending(heat.columns)
     if longest + 6 <= wide or numbers:
-        every = max(1, math.ceil((longest + 10) / wide))
-        for c, name in enumerate(heat.columns):
-            if c % every == 0:
-                drawing.add(Words((left + (c + 0.5) * wide, bottom + 14), name, "muted", SMALL, "middle"))
+        marks: list[tuple[float, str]] = [(c, name) for c, name in enumerate(heat.columns)]
+        if longest + 6 > wide:
+            marks = _round_marks(numbers, int(wide * len(numbers) / (longest + 10)))
+        for place, name in marks:
+            at = (on_sheet(drawing, left + (place + 0.5) * wide, name), bottom + 14)
+            drawing.add(Words(at, name, "muted", SMALL, "middle"))
         bottom += 18
     else:  # names that do not fit side by side stand upright
         room = min(longest, 96.0)
@@ -196,6 +202,29 @@ def _column_labels(drawing: Drawing, heat: Heat, left: float, bottom: float, wid
         drawing.add(Words((left + wide * len(heat.columns), bottom + 12), heat.column_word, "muted", TEXT, "end"))
         bottom += 16
     return bottom
+
+
+def _ascending(names: Sequence[str]) -> list[int]:
+    """Names as numbers if they are ascending ones, such as rounds; otherwise none."""
+    if not all(name.isdigit() for name in names):
+        return []
+    numbers = [int(name) for name in names]
+    return numbers if all(a < b for a, b in pairwise(numbers)) else []
+
+
+def _round_marks(numbers: Sequence[int], about: int) -> list[tuple[float, str]]:
+    """Round numbers within ascending ones, each with its place among them; it may lie between two.
+
+    Example:
+        >>> _round_marks([2, 4, 6, 8, 10], 2)
+        [(1.5, '5'), (4.0, '10')]
+    """
+    marks = []
+    for mark in ticks(numbers[0], numbers[-1], about, whole=True):
+        after = bisect_left(numbers, mark)
+        low, high = numbers[max(after - 1, 0)], numbers[after]
+        marks.append((after - (high - mark) / ((high - low) or 1), f"{mark:.0f}"))
+    return marks
 
 
 def _on(role: str) -> str:

@@ -99,7 +99,7 @@ def _histograms(chapter: Chapter, looks: Looks) -> list[Figure]:
         edges = pairs["edges"]
         middles = [(a + b) / 2 for a, b in pairwise(edges)]
         lines = []
-        for kind, look in (("positive", Style("s1")), ("negative", Style("s0", (5, 3)))):
+        for kind, look in (("positive", Style("ink")), ("negative", Style("muted", (5, 3)))):
             counts = pairs.get(kind) or []
             total = sum(counts)
             if total:
@@ -115,8 +115,8 @@ def _histograms(chapter: Chapter, looks: Looks) -> list[Figure]:
     return [
         Figure(
             "pair-similarity", "Similarity of features between clients",
-            "Cosines between features of different clients at the last measured round, first seed: blue of the same "
-            "class (positive pairs), dashed of different classes (negative pairs). The further apart, the better.",
+            "Cosines between features of different clients at the last measured round, first seed. Positive pairs are "
+            "of the same class, negative pairs of different classes. The further apart, the better.",
             "For each method the histograms of cosines of positive and of negative pairs.",
             multiples(panels, x, y, WIDE, panel_width=260), multiples(panels, x, y, NARROW, panel_width=172),
             hover=[hover_lines(panel.series, "cosine", " %") for panel in panels],
@@ -203,7 +203,9 @@ def _embeddings(chapter: Chapter, classes: Sequence[str], problems: list[Problem
                 stars = [(float(x), float(y)) for x, y in (embedding.anchors[label] for label in labels)]
             drawn.append(Cloud(title, groups, stars))
         panel = 230 if len(drawn) > 3 else 330
-        stars_words = " Crosses are the class anchors." if any(cloud.stars for cloud in drawn) else ""
+        stars_words = (
+            " Large marks with an outline are the class anchors." if any(cloud.stars for cloud in drawn) else ""
+        )
         figures.append(
             Figure(
                 f"features-by-{word}", f"Features in the plane, by {word}",
@@ -219,10 +221,10 @@ def _embeddings(chapter: Chapter, classes: Sequence[str], problems: list[Problem
 
 def _stored(method: Method) -> list[tuple[str, Run, int]]:
     """The first and the last round whose features are there, of the first seed that has any."""
-    from fedfa.insight.records import feature_rounds
+    from fedfa.insight.records import shown_rounds
 
     for run in method.runs:
-        rounds = feature_rounds(run.folder)
+        rounds = shown_rounds(run.folder)
         if rounds:
             return [(f"{method.name}, round {at}", run, at) for at in sorted({rounds[0], rounds[-1]})]
     return []

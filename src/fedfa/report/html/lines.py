@@ -15,8 +15,9 @@ from fedfa.report.html.chart import (
     Scale,
     key_rows,
     number,
+    on_sheet,
     short,
-    tick_text,
+    tick_texts,
     ticks,
 )
 from fedfa.report.html.drawing import Area, Dots, Drawing, Line, Point, Words, shorten, text_width
@@ -44,7 +45,6 @@ class Axis:
     high: float | None = None
     whole: bool = False
     """Marks at whole numbers only."""
-    log: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def line_chart(
         room = 12
     bottom, top = height - 38, 26.0
     y_range = _range(y, _heights(shown), 5)
-    left = 12 + max(text_width(tick_text(t, _step(y_range, 5)), SMALL) for t in ticks(*y_range, 5))
+    left = _room_for_marks(y_range, 5)
     box = (left, top, width - room - left, bottom - top)
     _, down = _frame(drawing, box, x, y, shown, y_range, panel=0)
     drawing.add(Words((4, 14), y.label, "muted", TEXT))
@@ -110,12 +110,12 @@ def line_chart(
 
 
 def multiples(panels: Sequence[Panel], x: Axis, y: Axis, width: float, *, panel_width: float = 240) -> Drawing:
-    """Small charts of equal axes in rows, each with a title."""
+    """Small charts of equal axes in rows, each with a title; a key below where a chart has several lines."""
     columns = max(1, min(len(panels), round(width / panel_width)))
     rows = math.ceil(len(panels) / columns)
     everything = [one for panel in panels for one in (*panel.series, *panel.behind)]
     y_range = _range(y, _heights(everything), 4)
-    left = 12 + max(text_width(tick_text(t, _step(y_range, 4)), SMALL) for t in ticks(*y_range, 4))
+    left = _room_for_marks(y_range, 4)
     gap, inner = 22.0, 118.0 if width > NARROW else 96.0
     each = min((width - left - gap * columns) / columns, 1.6 * panel_width)
     pitch = inner + 46
@@ -125,12 +125,16 @@ def multiples(panels: Sequence[Panel], x: Axis, y: Axis, width: float, *, panel_
         column, row = place % columns, place // columns
         box = (left + column * (each + gap), 44 + row * pitch, each, inner)
         last_row = place + columns >= len(panels)
-        frame_x = x if last_row else Axis("", x.low, x.high, x.whole, x.log)
+        frame_x = x if last_row else Axis("", x.low, x.high, x.whole)
         _frame(
             drawing, box, frame_x, y, panel.series, y_range, panel=place, behind=panel.behind, everything=everything,
             y_marks=column == 0, about=(3, 4),
         )  # fmt: skip
         drawing.add(Words((box[0], box[1] - 7), shorten(panel.title, each, TEXT), "ink", TEXT, bold=True))
+    looks = {one.name: one.style for panel in panels for one in panel.series if len(panel.series) > 1}
+    if looks:
+        entries = [KeyEntry(name, look.colour, look.dash) for name, look in looks.items()]
+        drawing.height = key_rows(drawing, entries, drawing.height + 4, width)
     return drawing
 
 
@@ -150,9 +154,8 @@ def _heights(series: Sequence[Series]) -> list[float]:
     return values + [one.after[1] for one in series if one.after]
 
 
-def _step(ends: tuple[float, float], about: int) -> float:
-    marks = ticks(*ends, about)
-    return marks[1] - marks[0] if len(marks) > 1 else 1.0
+def _room_for_marks(ends: tuple[float, float], about: int) -> float:
+    return 12 + max(text_width(text, SMALL) for text in tick_texts(ticks(*ends, about)))
 
 
 def _frame(
@@ -178,20 +181,18 @@ def _frame(
     high = max(across_values, default=1.0) if x.high is None else x.high
     if high <= low:
         high = low + 1
-    across, down = Scale(low, high, left, left + width, x.log), Scale(*y_range, bottom, top)
-    for mark in ticks(*y_range, about[1]):
+    across, down = Scale(low, high, left, left + width), Scale(*y_range, bottom, top)
+    marks = ticks(*y_range, about[1])
+    for mark, text in zip(marks, tick_texts(marks), strict=True):
         drawing.add(Line([[(left, down(mark)), (left + width, down(mark))]], "grid"))
         if y_marks:
-            text = tick_text(mark, _step(y_range, about[1]))
             drawing.add(Words((left - 6, down(mark) + 4), text, "muted", SMALL, "end"))
     drawing.add(Line([[(left, bottom), (left + width, bottom)]], "faint"))
-    marks = _log_ticks(low, high) if x.log else ticks(low, high, max(2, min(about[0], int(width / 58))))
-    for mark in marks:
-        if x.whole and mark != int(mark):
-            continue
+    marks = ticks(low, high, max(2, min(about[0], int(width / 58))), whole=x.whole)
+    for mark, text in zip(marks, tick_texts(marks), strict=True):
         drawing.add(Line([[(across(mark), bottom), (across(mark), bottom + 4)]], "faint"))
-        text = number(mark) if x.log else tick_text(mark, _step((low, high), max(2, min(about[0], int(width / 58)))))
-        drawing.add(Words((across(mark), bottom + 17), text, "muted", SMALL, "middle"))
+        at = (on_sheet(drawing, across(mark), text), bottom + 17)
+        drawing.add(Words(at, text, "muted", SMALL, "middle"))
     if x.label:
         drawing.add(Words((left + width, bottom + 33), x.label, "muted", TEXT, "end"))
     for one in behind:
@@ -200,15 +201,9 @@ def _frame(
     for place, one in enumerate(series):
         _draw_series(drawing, one, place, across, down, small=bool(behind) or width < 260)
     drawing.plots.append(
-        {"k": "line", "p": panel, "r": [round(v, 1) for v in box], "x": [low, high], "y": list(y_range), "l": x.log}
+        {"k": "line", "p": panel, "r": [round(v, 1) for v in box], "x": [low, high], "y": list(y_range)}
     )
     return across, down
-
-
-def _log_ticks(low: float, high: float) -> list[float]:
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    factors = (1, 2, 5) if high / low < 300 else (1,)
-    return [f * 10.0**p for p in powers for f in factors if low <= f * 10.0**p <= high]
 
 
 def _draw_series(drawing: Drawing, one: Series, place: int, across: Scale, down: Scale, *, small: bool) -> None:

@@ -55,9 +55,8 @@
   }
   function at(x, svg, plot, back) {
     var low = plot.x[0], high = plot.x[1];
-    if (plot.l) { low = Math.log10(low); high = Math.log10(high); }
-    if (back) { var v = low + (x - plot.r[0]) / plot.r[2] * (high - low); return plot.l ? Math.pow(10, v) : v; }
-    return plot.r[0] + ((plot.l ? Math.log10(x) : x) - low) / (high - low) * plot.r[2];
+    if (back) { return low + (x - plot.r[0]) / plot.r[2] * (high - low); }
+    return plot.r[0] + (x - low) / (high - low) * plot.r[2];
   }
   function clear(svg) {
     [].forEach.call(svg.querySelectorAll(".cross,.cell"), function (one) { one.remove(); });

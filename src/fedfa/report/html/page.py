@@ -14,6 +14,7 @@ import fedfa
 from fedfa.report.html import tables
 from fedfa.report.html.chapters import Chapter, partition_words
 from fedfa.report.html.chart import Figure
+from fedfa.report.html.commands import watching
 from fedfa.report.html.drawing import FONT, inline_svg
 from fedfa.report.html.figures import (
     Looks,
@@ -85,19 +86,25 @@ class Page:
 
     def _top(self, title: str) -> str:
         runs = [run for chapter in self.chapters for run in chapter.runs]
-        going = sum(not run.finished for run in runs)
-        state = f"{len(runs)} runs, all finished" if not going else f"{len(runs)} runs, {going} not finished"
-        if len(runs) == 1:
-            state = "1 run, finished" if not going else "1 run, not finished"
-        written = time.strftime("%Y-%m-%d %H:%M:%S %Z")
         live = f"; loads itself again every {self.refresh} s" if self.refresh is not None else ""
         contents = ""
         if len(self.chapters) > 1:
             links = "".join(f'<li><a href="#c{n}">{escape(c.title)}</a></li>' for n, c in enumerate(self.chapters))
             contents = f'<nav aria-label="Chapters"><ul>{links}</ul></nav>'
         return (
-            f'<header class="top"><div><h1>{escape(title)}</h1><p class="quiet">{state}. Written {written}{live}.</p>'
+            f'<header class="top"><div><h1>{escape(title)}</h1>'
+            f'<p class="quiet">{_state(runs)}. Written {_clock(time.time())}{live}.</p>{self._stale(runs)}'
             f'{contents}</div><button type="button" id="theme" hidden>Colours</button></header>'
+        )
+
+    def _stale(self, runs: Sequence[Run]) -> str:
+        """That the page will fall behind its runs, and what to do about it."""
+        if self.refresh is not None or (runs and all(run.finished for run in runs)):
+            return ""
+        command = watching(self.command or "fedfa report FOLDER")
+        return (
+            '<p class="quiet">This page does not change by itself. While the training goes on, '
+            f"<code>{escape(command)}</code> keeps it up to date.</p>"
         )
 
     def _notes(self) -> str:
@@ -196,6 +203,21 @@ class Page:
 _NOTHING = '<p class="lead">No run could be read yet.</p>'
 
 
+def _state(runs: Sequence[Run]) -> str:
+    """How many runs there are, and whether they are whole."""
+    going = sum(not run.finished for run in runs)
+    if not runs:
+        return "No run yet"
+    if len(runs) == 1:
+        return "1 run, not finished" if going else "1 run, finished"
+    return f"{len(runs)} runs, {going} not finished" if going else f"{len(runs)} runs, all finished"
+
+
+def _clock(seconds: float) -> str:
+    """A time since 1970 as a date: true whenever the page is read, which "a minute ago" is not."""
+    return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(seconds))
+
+
 def _side_by_side(halves: Sequence[str]) -> str:
     return f'<div class="halves">{"".join(halves)}</div>' if halves else ""
 
@@ -209,12 +231,12 @@ def _setting_words(chapter: Chapter) -> str:
     words = [f"{data.get('name', '?')}, split by {partition_words(data.get('partition')) or '?'}{clients}"]
     words.append(f"network {config.get('model', {}).get('name', '?')}")
     for key, text in (
-        ("rounds", "{} rounds"), ("cohort.clients", "{} clients a round"),
+        ("rounds", "{} round{s}"), ("cohort.clients", "{} client{s} a round"),
         ("cohort.rate", "{:.0%} of the clients a round"),
-        ("local.epochs", "{} local epochs"), ("local.batch_size", "batches of {}"), ("local.lr", "learning rate {}"),
+        ("local.epochs", "{} local epoch{s}"), ("local.batch_size", "batches of {}"), ("local.lr", "learning rate {}"),
     ):  # fmt: skip
         if common.get(key) is not None and not (key == "cohort.rate" and common.get("cohort.clients")):
-            words.append(text.format(common[key]))
+            words.append(text.format(common[key], s="" if common[key] == 1 else "s"))
     seeds = sorted({run.seed for run in chapter.runs})
     words.append(f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}")
     return "; ".join(words) + "."
@@ -225,11 +247,9 @@ def _going(runs: Sequence[Run]) -> str:
     rows = []
     for run in runs:
         if not run.finished:
-            ago = max(0.0, time.time() - run.changed)
-            when = f"{ago:.0f} s" if ago < 120 else f"{ago / 60:.0f} min" if ago < 7200 else f"{ago / 3600:.0f} h"
             rows.append(
                 f'<span>{escape(run.folder.name)}</span><progress max="{max(run.rounds, 1)}" value="{run.done}" '
                 f'aria-label="{escape(run.folder.name)}"></progress><span>{run.done} of {run.rounds} rounds, '
-                f"last record {when} ago</span>"
+                f"last record {_clock(run.changed)}</span>"
             )
     return f'<div class="box"><h4>Not finished</h4><div class="going">{"".join(rows)}</div></div>' if rows else ""

@@ -104,9 +104,9 @@ def results(chapter: Chapter, looks: Looks) -> str:
         cells = []
         for column, spread in enumerate(spreads[place]):
             *_, digits, bold = _COLUMNS[column]
-            mark = ' class="most"' if bold and spread and spread.mean == most[column] and len(spreads) > 1 else ""
+            mark = " most" if bold and spread and spread.mean == most[column] and len(spreads) > 1 else ""
             value = spread.mean if spread else -1
-            cells.append(f'<td data-v="{value:.6g}"{mark}>{_spread(spread, digits, deviation=bold)}</td>')
+            cells.append(f'<td data-v="{value:.6g}" class="words{mark}">{_spread(spread, digits, deviation=bold)}</td>')
         seeds = len(method.runs)
         rows.append(
             f'<tr><th scope="row">{swatch(looks[method.name])}{escape(method.name)}</th>'
@@ -219,7 +219,7 @@ def commands(chapter: Chapter) -> str:
 
 def versions(chapter: Chapter) -> str:
     """With what and where the runs were made."""
-    header = ("fedfa", "torch", "numpy", "python", "commit", "processor", "device", "data fingerprint", "runs")
+    header = ("fedfa", "torch", "numpy", "python", "commit", "processor", "device", "data fingerprint")
     made: dict[tuple[str, ...], list[str]] = {}
     for run in chapter.runs:
         if run.summary is None:
@@ -230,9 +230,10 @@ def versions(chapter: Chapter) -> str:
         made.setdefault(row, []).append(run.folder.name)
     if not made:
         return '<p class="quiet">Versions are recorded when a run is finished.</p>'
+    # The runs have a line of their own: beside eight columns there is no room for names.
     rows = "".join(
-        "<tr>" + "".join(f'<td class="text">{escape(_shortened(cell))}</td>' for cell in row)
-        + f'<td class="text wrap">{escape(", ".join(names))}</td></tr>'
+        '<tr class="with-next">' + "".join(f'<td class="text words">{escape(_shortened(cell))}</td>' for cell in row)
+        + f'</tr><tr><td class="text wrap quiet" colspan="{len(header)}">runs: {escape(", ".join(names))}</td></tr>'
         for row, names in made.items()
     )  # fmt: skip
     head = "".join(f'<th scope="col" class="text">{escape(name)}</th>' for name in header)
