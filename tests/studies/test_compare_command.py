@@ -10,6 +10,7 @@ import statistics
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from fedfa.algorithms import registry
@@ -153,10 +154,13 @@ def test_differences_are_of_one_setting_each(two_settings: Path, data_dir: Path)
 
 
 @pytest.mark.usefixtures("never_run")
-def test_a_narrow_terminal_gets_the_columns_one_below_the_other(two_settings: Path, data_dir: Path) -> None:
+def test_a_narrow_terminal_gets_the_columns_one_below_the_other(
+    two_settings: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedfa.cli.app.console", Console(width=30))
     arguments = ["compare", "--preset", "digits-c2", "--vary", LR, "--rounds", "2", "--seed", "1", "--seed", "2"]
     arguments += ["--algorithm", "fedavg", "--out", str(two_settings), "--data-dir", str(data_dir)]
-    said = CliRunner().invoke(app, arguments, env={"COLUMNS": "30"}, catch_exceptions=False).output
+    said = CliRunner().invoke(app, arguments, catch_exceptions=False).output
     for name in FOLDERS:
         assert re.search(rf"^fedavg {re.escape(expected(two_settings / name, 'fedavg'))} *$", said, re.MULTILINE)
 
