@@ -223,6 +223,50 @@ def test_without_a_complete_run_the_tables_stay_as_they_are(finished: Path, data
     assert {ending: text_of(finished, ending) for ending in before} == before
 
 
+@pytest.mark.usefixtures("never_run")
+def test_runs_are_found_again_when_a_single_setting_gets_company(
+    finished: Path, two_settings: Path, data_dir: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "grown"
+    shutil.copytree(finished, out)  # the preset's learning rate is 0.1, the first of the two
+    shutil.copytree(two_settings / FOLDERS[1], out / FOLDERS[1])
+    said = compare(out, data_dir, "--vary", LR)
+    for method in METHODS:
+        assert (
+            f"| {method} | {expected(finished, method)} | {expected(two_settings / FOLDERS[1], method)} |"
+            in text_of(out)
+        )
+    assert "missing" not in said
+    assert not (out / FOLDERS[0]).exists(), "they stay where they are"
+
+
+@pytest.mark.usefixtures("never_run")
+def test_runs_are_found_again_when_one_setting_is_left(finished: Path, data_dir: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "digits-c2")
+    compare(tmp_path, data_dir)
+    assert all(f"| {method} | {expected(finished, method)} |" in text_of(tmp_path) for method in METHODS)
+
+
+def test_a_run_elsewhere_counts_only_with_the_same_settings_and_if_there_is_none_in_its_place(
+    finished: Path, data_dir: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "fedavg-s2" / "config.toml").write_text("seed = ", encoding="utf-8")  # damaged
+    shutil.copytree(finished / "fedfa-s1", tmp_path / "digits-c2" / "fedfa-s1")
+    common = {"rounds": 2, "data": {"dir": str(data_dir)}}
+    bases = {name: preset_layer(name) for name in ("digits-c2", "fmnist-c2")}
+    found = [
+        [cell.folder.relative_to(tmp_path).as_posix() for cell in plan_cells(
+            METHODS, [1, 2], one.layers, one.folder, one.name, one.elsewhere
+        )]
+        for one in plan_settings(bases, common, [], tmp_path)
+    ]  # fmt: skip
+    assert found == [
+        ["fedavg-s1", "digits-c2/fedavg-s2", "digits-c2/fedfa-s1", "fedfa-s2"],
+        ["fmnist-c2/fedavg-s1", "fmnist-c2/fedavg-s2", "fmnist-c2/fedfa-s1", "fmnist-c2/fedfa-s2"],
+    ]
+
+
 # -- running ----------------------------------------------------------------------------------------------------------
 def test_what_is_missing_of_a_setting_is_run_in_its_folder(two_settings: Path, data_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "copy"

@@ -82,7 +82,8 @@ def _cells_of(
                 wanted += fitting
             else:
                 wanted.append(method)
-        cells = plan_cells(list(dict.fromkeys(wanted)), seeds, setting.layers, setting.folder, setting.name)
+        wanted = list(dict.fromkeys(wanted))
+        cells = plan_cells(wanted, seeds, setting.layers, setting.folder, setting.name, setting.elsewhere)
     except SettingsError as error:
         raise SettingsError(f"{setting.title}: {error}" if setting.name else str(error)) from None
     for name, reason in left_out.items():

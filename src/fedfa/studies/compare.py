@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,12 @@ class Cell:
 
 
 def plan_cells(
-    methods: Sequence[str], seeds: Sequence[int], layers: Sequence[Mapping[str, Any]], out: Path, setting: str = ""
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    layers: Sequence[Mapping[str, Any]],
+    out: Path,
+    setting: str = "",
+    elsewhere: Path | None = None,
 ) -> list[Cell]:
     """The cells of a comparison under otherwise equal settings.
 
@@ -89,6 +94,7 @@ def plan_cells(
         layers: Settings all cells have in common.
         out: The folder for the cells' run folders.
         setting: The name of these settings, where a comparison has several.
+        elsewhere: A run that is not in ``out`` but in this folder, with the same settings, stays there.
 
     Example:
         >>> [c.folder.name for c in plan_cells(["fedavg", "fedfa@paper"], [1], [{"rounds": 2}], Path("runs/x"))]
@@ -107,11 +113,22 @@ def plan_cells(
                 own["algorithm"]["variant"] = variant
             settings = _resolve(layers, own)
             stem = "-".join(Path(name).stem for name in recipe.split("+")) + (f"-{variant}" if variant else "")
-            cells.append(Cell(method, settings, out / f"{stem}-s{settings.seed}", setting=setting))
+            cell = Cell(method, settings, out / f"{stem}-s{settings.seed}", setting=setting)
+            cells.append(_where_it_is(cell, elsewhere) if elsewhere else cell)
     folders = [cell.folder for cell in cells]
     if twice := next((folder for folder in folders if folders.count(folder) > 1), None):
         raise SettingsError(f"two runs would go to {twice}; name each method and each seed once")
     return cells
+
+
+def _where_it_is(cell: Cell, elsewhere: Path) -> Cell:
+    """The cell in the folder that holds it, begun or finished; in its own folder if none does."""
+    there = replace(cell, folder=elsewhere / cell.folder.name)
+    try:
+        begun = not cell.folder.exists() and there.matches(RunFolder(there.folder).settings())
+    except (FedfaError, ValueError, OSError):  # no run, or none that can be read
+        return cell
+    return there if begun else cell
 
 
 def _resolve(layers: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> Settings:

@@ -45,6 +45,8 @@ class Setting:
     layers: tuple[Mapping[str, Any], ...]
     folder: Path
     """Where its run folders go."""
+    elsewhere: Path
+    """Where they are if the comparison had one setting only when they were begun; or several, if it has one now."""
     name: str = ""
     """Stands before the names of its runs in messages; empty where there is one setting only."""
 
@@ -127,9 +129,13 @@ def plan_settings(
             for key, value in chosen.items():
                 above = merge(above, nest(key, value))
             words = [f"{key}={value_text(value)}" for key, value in chosen.items()]
-            name = "" if alone else folder_name(base, chosen)
+            name = folder_name(base, chosen)
             shown = (base, *words) if len(bases) > 1 or not words else tuple(words)
-            settings.append(Setting(shown, (layer, common, above), out / name if name else out, name))
+            layers = (layer, common, above)
+            if alone:
+                settings.append(Setting(shown, layers, out, out / name))
+            else:
+                settings.append(Setting(shown, layers, out / name, out, name))
     return settings
 
 
