@@ -41,6 +41,8 @@ def test_a_page_without_marks_is_refused(tmp_path: Path) -> None:
     page.write_text("nothing here", encoding="utf-8")
     with pytest.raises(RunError, match="marks"):
         refresh_page(page, tmp_path)
+    with pytest.raises(RunError, match=r"missing\.md cannot be read .*marks"):
+        refresh_page(tmp_path / "missing.md", tmp_path)
 
 
 def test_the_papers_number_stands_only_beside_runs_like_the_papers(tmp_path: Path) -> None:

@@ -66,6 +66,11 @@ def test_help_lists_the_commands(ask: Ask) -> None:
         assert command in out
 
 
+def test_help_explains_arguments(ask: Ask) -> None:
+    """Combinations of typer and click exist that leave these words out."""
+    assert "A TOML file with settings." in " ".join(ask("run", "--help")[1].split())
+
+
 def test_help_of_run_lists_its_options(ask: Ask) -> None:
     code, out, _ = ask("run", "--help")
     assert code == 0
@@ -187,6 +192,10 @@ def assert_one_error(code: int, err: str, *words: str) -> None:
         (["--set", "local.lr"], ["--set 'local.lr'", "key=value"]),
         (["--algorithm", "fedfb"], ["unknown method 'fedfb'", "did you mean 'fedfa'?"]),
         (["--algorithm", "mine.py"], ["no file", "mine.py"]),
+        (["--algorithm", "fedfa+fedfa"], ["names fedfa twice"]),
+        (["--algorithm", "fedfa@papr"], ["'papr'", "did you mean 'paper'?"]),
+        (["--set", "algorithm=fedavg"], ["algorithm.recipe = 'fedavg'"]),
+        (["--set", "with.moon.muu=5"], ["unknown key with.moon.muu", "did you mean 'mu'?"]),
         (["--set", "device=mps"], ["mps"]),
         (["--set", "cohort.clients=11"], ["cohort of 11 clients", "cohort.clients"]),
         (["--set", "model.name=cnn-fmnist"], ["8×8", "too small"]),
@@ -207,6 +216,18 @@ def test_a_missing_config(ask: Ask) -> None:
     assert_one_error(*ask("run", "nowhere.toml")[::2], "no configuration file nowhere.toml", "fedfa presets")
 
 
+def test_a_folder_as_config(ask: Ask, tmp_path: Path) -> None:
+    assert_one_error(*ask("run", tmp_path)[::2], "is a folder", "config.toml")
+
+
+def test_nothing_to_resume(ask: Ask) -> None:
+    assert_one_error(*ask("run", "--resume", "--out", "nothing-here")[::2], "nothing-here holds no run", "--preset")
+
+
+def test_results_of_nothing(ask: Ask) -> None:
+    assert_one_error(*ask("results", "nowhere")[::2], "there is no folder nowhere")
+
+
 def test_an_unknown_preset(ask: Ask) -> None:
     assert_one_error(*ask("run", "--preset", "digits-c3")[::2], "digits-c3", "did you mean 'digits-c2'?")
 
@@ -215,7 +236,8 @@ def test_an_unknown_preset(ask: Ask) -> None:
     ("arguments", "words"),
     [
         (["run"], "say what to run"),
-        (["run", "--resume", "--out", "nothing-here"], "say what to run"),
+        (["run", "--resume"], "name it with --out"),
+        (["demo", "--rounds", "0"], "--rounds"),
         (["run", "x.toml", "--preset", "digits-c2"], "not both"),
         (["run", "--round", "3"], "--rounds"),
         (["rum"], "rum"),

@@ -86,6 +86,13 @@ def test_own_paths_load_through_the_cache_and_notice_changes(tmp_path: Path) -> 
     np.savez(path, x=RNG.normal(size=(20, 3)), y=np.arange(20) % 2)
     os.utime(path, ns=(5, 5))
     assert load(str(path), data_dir=tmp_path / "cache").fingerprint != first.fingerprint
+    stored = next((tmp_path / "cache" / "sets").glob("own-mine-*/train.inputs.npy"), None)
+    assert stored is not None
+    stored.write_bytes(b"damaged")
+    with pytest.raises(DataError, match="--again"):
+        load(str(path), data_dir=tmp_path / "cache")
+    assert len(load(str(path), data_dir=tmp_path / "cache", again=True).train) == len(first.train)
+    assert len(load(str(path), data_dir=tmp_path / "cache").train) == len(first.train), "mended"
     class_folders(tmp_path / "pictures", ("train", "test"))
     assert load(str(tmp_path / "pictures"), data_dir=tmp_path / "cache").classes == ("ant", "bee")
 
@@ -125,12 +132,21 @@ def test_mistakes_are_explained(tmp_path: Path) -> None:
     for make, words in cases:
         with pytest.raises(DataError, match=words):
             make()
+    np.savez(tmp_path / "good.npz", x=x, y=y)
+    with pytest.raises(DataError, match="read where it is, without --from"):
+        load(str(tmp_path / "good.npz"), data_dir=tmp_path / "cache", source=tmp_path)
+    np.savez(tmp_path / "short.npz", x=x, y=y[:5])
+    with pytest.raises(DataError, match=r"short\.npz, x: there are 10 inputs, but 5 labels"):
+        dataset_from(tmp_path / "short.npz")
+    with pytest.raises(DataError, match=r"cannot keep data there .*--data-dir"):
+        load(str(tmp_path / "good.npz"), data_dir=tmp_path / "good.npz")
     np.savez(tmp_path / "bad.npz", a=x)
     with pytest.raises(DataError, match=r"bad\.npz: lacks the array x, y"):
         dataset_from(tmp_path / "bad.npz")
     np.savez(tmp_path / "objects.npz", x=np.array([{}, {}]), y=np.arange(2))
-    with pytest.raises(DataError, match=r"objects\.npz"):
+    with pytest.raises(DataError, match=r"objects\.npz: .*Python objects, which are not read") as caught:
         dataset_from(tmp_path / "objects.npz")
+    assert "unsafe" not in str(caught.value), "no advice to load it all the same"
     class_folders(tmp_path / "sizes", ("",))
     class_folders(tmp_path / "sizes", ("",), size=7)
     image = pytest.importorskip("PIL.Image")

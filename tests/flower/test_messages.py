@@ -162,7 +162,7 @@ def test_an_announcement_arrives(site: int, sites: int | None, shape: list[int] 
 
 
 def test_an_evaluation_arrives() -> None:
-    sent = SiteEvaluation(1, Evaluation(0.5, 2.0, [0.5, None], {"a": 0.25}), (4, 0))
+    sent = SiteEvaluation(1, Evaluation(0.5, 2.0, [0.5, None], {"a": 0.25}), (4, 0), (4,))
     assert read_evaluation(content_through_the_wire(describe_evaluation(sent)), 2) == sent
 
 
@@ -174,6 +174,8 @@ def test_an_evaluation_arrives() -> None:
         ({"class_accuracy": [0.5]}, "2 classes"),
         ({"class_counts": [-1, 2]}, "numbers of samples"),
         ({"class_counts": [0, 0]}, "numbers of samples"),
+        ({"domain_counts": [8]}, "0 domains, but counts of 1"),
+        ({"domains": ["a"], "domain_accuracy": [0.5], "domain_counts": [0]}, "numbers of samples"),
     ],
 )
 def test_an_evaluation_that_cannot_be_is_refused(change: dict[str, object], problem: str) -> None:

@@ -17,6 +17,7 @@ from fedfa.engines.engine import Engine
 from fedfa.errors import FederationError
 from fedfa.flower.messages import NUMPY, array_of, tensor_of
 from fedfa.learning.client import ClientResult, RoundPlan
+from fedfa.learning.server import ServerState
 from fedfa.learning.tensors import PartTensors
 from fedfa.studies.files import load_tensors
 from fedfa.studies.setup import Laboratory
@@ -123,8 +124,8 @@ class _Losing:
 
 
 class LosingLaboratory(Laboratory):
-    def engine(self) -> Engine:
-        return _Losing(super().engine())
+    def engine(self, state: ServerState | None = None) -> Engine:
+        return _Losing(super().engine(state))
 
 
 @pytest.fixture(scope="module")

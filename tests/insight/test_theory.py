@@ -184,10 +184,10 @@ def test_the_command_says_what_is_compared_and_how_it_agrees(
     assert max(map(len, printed.splitlines())) <= 100
     assert fedfa(monkeypatch, "run", *asked, "--rounds", "2", "--out", "trained") == 0
     before = {file: file.read_bytes() for file in sorted(Path("trained").rglob("*")) if file.is_file()}
-    assert fedfa(monkeypatch, "theory", "trained", "--clients", "3", "--out", "trained.json") == 0
+    assert fedfa(monkeypatch, "theory", "trained", "--clients", "3", "--out", "new/trained.json") == 0
     assert "3 clients of round 3" in capfd.readouterr().out
     assert before == {file: file.read_bytes() for file in sorted(Path("trained").rglob("*")) if file.is_file()}
-    initial, trained = (json.loads(Path(name).read_text()) for name in ("initial.json", "trained.json"))
+    initial, trained = (json.loads(Path(name).read_text()) for name in ("initial.json", "new/trained.json"))
     assert initial["rows"][0]["number"] == 30  # 3 pairs, 10 classes
     assert initial["rows"][0]["deviation"] != trained["rows"][0]["deviation"]
 
@@ -209,6 +209,8 @@ def test_the_command_trains_first_if_asked_to(
         (["theory", "somewhere", "--preset", "digits-c2"], 2, "has its own settings"),
         (["theory", "nowhere"], 1, "holds no run"),
         (["theory", "--preset", "digits-c2", "--algorithm", "centralised"], 1, "no clients to compare"),
+        (["theory", "--preset", "digits-c2", "--out", "."], 1, "it is a folder; name a file"),
+        (["theory", "somewhere", "--data-dir", "elsewhere"], 2, "has its own settings"),
     ],
 )
 def test_what_cannot_be_checked_is_told(

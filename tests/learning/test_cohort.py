@@ -28,6 +28,11 @@ def test_a_cohort_that_is_too_large_names_the_settings(selection: Selection) -> 
 
 
 @pytest.mark.parametrize("selection", SELECTIONS)
+def test_a_seed_may_be_large(selection: Selection) -> None:
+    assert len(choose_cohort(np.full(9, 5), 3, selection, seed=2**32 - 1, round=1)) == 3
+
+
+@pytest.mark.parametrize("selection", SELECTIONS)
 def test_depends_on_seed_and_round_only(selection: Selection) -> None:
     sizes = np.arange(1, 101)
     cohort = choose_cohort(sizes, 10, selection, seed=1, round=4)

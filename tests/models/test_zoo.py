@@ -203,7 +203,7 @@ def test_group_norm_switch() -> None:
 
     assert norms({}) == norms({"norm": "group"}) == [(2, 64), (2, 64), (2, 128), (2, 2048), (2, 512)]
     assert norms({"norm": "none"}) == []
-    with pytest.raises(ModelError, match=r"""model\.norm = 'batch': use "group" or "none\""""):
+    with pytest.raises(ModelError, match=r"""model\.options\.norm = 'batch': use "group" or "none\""""):
         make("cnn-mixed-digits", {"norm": "batch"}, (3, 28, 28), 10)
 
 
@@ -221,6 +221,8 @@ def test_no_network_of_the_zoo_has_buffers() -> None:
         ("cnn-fmnist", (64,), {}, ["needs images", "(64,)"]),
         ("resnet18-gn", (64,), {}, ["needs images", "(64,)"]),
         ("mlp", (64,), {"hiden": [3]}, ["'mlp'", "hiden"]),
+        ("mlp", (64,), {"hidden": [-3]}, ["'mlp'", "options"]),
+        ("resnet18-gn", (3, 32, 32), {"groups": 3}, ["'resnet18-gn'", "options", "divisible"]),
     ],
 )
 def test_errors(name: str, shape: tuple[int, ...], options: dict[str, Any], words: list[str]) -> None:

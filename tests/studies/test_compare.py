@@ -95,9 +95,14 @@ def test_a_damaged_cell_is_told_and_the_others_go_on(tmp_path: Path) -> None:
         summary = {"final_accuracy": 1, "best_accuracy": 1, "last10_accuracy": 1, "rounds": 2}
         (cell.folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
         (cell.folder / file).write_text("{ cut", encoding="utf-8")
-    work = Comparison(cells, 2, quiet)
+    begun = plan_cells(["moon"], [1], [QUICK], tmp_path)
+    begun[0].folder.mkdir()
+    (begun[0].folder / "config.toml").write_text("from_another_version = 1\n", encoding="utf-8")
+    work = Comparison([*begun, *cells], 2, quiet)
     work.run()
-    assert set(work.failed) == {"fedavg-s1", "fedprox-s1"}
+    assert set(work.failed) == {"moon-s1", "fedavg-s1", "fedprox-s1"}
+    assert "unknown key from_another_version" in work.failed["moon-s1"]
+    assert "--out" in work.failed["moon-s1"]
     assert "summary.json" in work.failed["fedavg-s1"]
     assert "cannot be read" in work.failed["fedprox-s1"]
     assert "--out" in work.failed["fedprox-s1"]
@@ -153,6 +158,30 @@ def test_a_cell_that_another_process_is_working_on_is_left_to_it(tmp_path: Path)
     finally:
         other.close()
     assert "another process" in demo.failed["fedavg-s1"], "who needs every cell is told"
+
+
+def test_a_cell_that_another_process_takes_at_the_last_moment_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two commands may both find a cell free; the one whose process is slower must not count it as failed."""
+    [cell] = plan_cells(["fedavg"], [1], [QUICK], tmp_path)
+    other = RunFolder(cell.folder)
+    start = Comparison._start
+
+    def be_slower(self: Comparison, cell: Cell) -> object:
+        running = start(self, cell)
+        other.reopen()  # takes the lock, long before the new process asks for it
+        return running
+
+    monkeypatch.setattr(Comparison, "_start", be_slower)
+    work = Comparison([cell], 1, quiet)
+    try:
+        work.run()
+    finally:
+        other.close()
+    assert work.busy == ["fedavg-s1"]
+    assert work.failed == {}
+    assert work.missing(cell) == "another process is working on it"
 
 
 PARENT = """

@@ -52,6 +52,9 @@ def test_what_cannot_follow_is_refused_before_anything_is_written(tmp_path: Path
         conclude(tmp_path / "trained", None, tmp_path / "after", {"algorithm": {"final": {"lr": 0.2}}}, data=blobs)
     with pytest.raises(RunError, match=r"local\.lr has a say"):
         conclude(tmp_path / "trained", "ccvr", tmp_path / "after", {"local": {"lr": 0.2}}, data=blobs)
+    run(small("fedavg", rounds=1), tmp_path / "taken", data=blobs)
+    with pytest.raises(RunError, match="holds a run already; choose another --out"):
+        conclude(tmp_path / "trained", "ccvr", tmp_path / "taken", data=blobs)
     other = replace(blobs, fingerprint="other")
     with pytest.raises(RunError, match="data changed since"):
         conclude(tmp_path / "trained", "ccvr", tmp_path / "after", data=other)

@@ -5,12 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from fedfa.data import DataSet
-from fedfa.errors import RunError
+from fedfa.errors import DataError, ModelError, RunError
+from fedfa.report.html.commands import command_of
+from fedfa.report.html.reading import find_runs
+from fedfa.studies.folder import RunFolder
 from fedfa.studies.run import run
 from tests.conftest import make_blobs
 from tests.studies.study_toys import STATEFUL, assert_same_run, small
@@ -43,6 +48,43 @@ def test_another_network_of_the_same_shapes_is_refused(tmp_path: Path, blobs: Da
     with pytest.raises(RunError, match="cannot go on: network changed"):
         run(small(rounds=4), tmp_path / "run", data=blobs, model=relu_network, resume=True)
     assert run(small(rounds=4), tmp_path / "run", data=blobs, model=tanh_network, resume=True).metrics[-1]["round"] == 4
+
+
+def test_a_refused_longer_run_leaves_the_finished_one_as_it_was(tmp_path: Path, blobs: DataSet) -> None:
+    done = run(small(rounds=2), tmp_path / "run", data=blobs, model=tanh_network)
+    before = {file.name: file.read_bytes() for file in done.folder.iterdir() if file.is_file()}
+    with pytest.raises(RunError, match="network changed"):
+        run(small(rounds=4), tmp_path / "run", data=blobs, model=relu_network, resume=True)
+    assert {file.name: file.read_bytes() for file in done.folder.iterdir() if file.is_file()} == before
+    whole = run(small(rounds=4), tmp_path / "whole", data=blobs, model=tanh_network)
+    longer = run(small(rounds=4), tmp_path / "run", data=blobs, model=tanh_network, resume=True)
+    assert_same_run(longer.folder, whole.folder)
+
+
+def test_what_was_given_in_python_is_not_recorded_under_another_name(tmp_path: Path, blobs: DataSet) -> None:
+    """The record of a network or data that no settings name says so, and cannot be run as if it were complete."""
+    folder = run(small(rounds=1), tmp_path / "run", data=blobs, model=tanh_network).folder
+    recorded = RunFolder(folder).settings()
+    assert (recorded.model.name, recorded.model.options, recorded.data.name) == ("own", {}, "own")
+    with pytest.raises(DataError, match=r"given in Python.*data=…"):
+        run(recorded, tmp_path / "again")
+    with pytest.raises(ModelError, match=r"given in Python.*model=…"):
+        run(recorded, tmp_path / "again", data=blobs)
+    same = run(recorded, tmp_path / "same", data=blobs, model=tanh_network)
+    assert_same_run(same.folder, folder)
+    said = command_of(find_runs([folder]).runs[0])
+    assert said.startswith("fedfa.run(")
+    assert "model=…, data=…" in said
+
+
+def test_data_come_in_any_form(tmp_path: Path, blobs: DataSet) -> None:
+    x, y = blobs.train.inputs, blobs.train.labels
+    np.savez(tmp_path / "mine.npz", x=x.numpy(), y=y.numpy())
+    forms = [(x.numpy(), y.numpy()), TensorDataset(x, y), tmp_path / "mine.npz", str(tmp_path / "mine.npz")]
+    found = [run(small(rounds=1), tmp_path / str(n), data=data).final_accuracy for n, data in enumerate(forms)]
+    assert len(set(found)) == 1
+    with pytest.raises(DataError, match="cannot make a data set of int"):
+        run(small(rounds=1), tmp_path / "no", data=3)
 
 
 def test_other_data_are_refused(tmp_path: Path, blobs: DataSet) -> None:

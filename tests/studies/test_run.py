@@ -132,7 +132,10 @@ def test_the_record_has_every_field(tmp_path: Path, blobs: DataSet) -> None:
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().split("\n")
     assert lines.pop() == ""
     assert result.metrics == [json.loads(line) for line in lines]
-    assert tomllib.loads((tmp_path / "run" / "config.toml").read_text()) == settings.to_dict()
+    assert tomllib.loads((tmp_path / "run" / "config.toml").read_text()) == {
+        **settings.to_dict(),
+        "data": {**settings.to_dict()["data"], "name": "own"},
+    }
 
 
 def test_the_summary_says_what_is_in_the_metrics(tmp_path: Path, blobs: DataSet) -> None:

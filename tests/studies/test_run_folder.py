@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -231,6 +232,20 @@ def test_a_client_may_stop_keeping_something(tmp_path: Path) -> None:
     assert folder.load_kept(7) == {}
 
 
+# -- what a run began with --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("execution", ["each", "stacked"])
+def test_a_run_goes_on_without_the_anchors_it_began_with(tmp_path: Path, blobs: DataSet, execution: str) -> None:
+    """They are in the checkpoint, however they have moved since."""
+    run(small("fedfa"), tmp_path / "first", data=blobs)
+    file = tmp_path / "server.safetensors"
+    shutil.copy(tmp_path / "first" / "server.safetensors", file)
+    settings = small(algorithm={"anchors": {"init": str(file)}}, engine={"execution": execution})
+    whole = run(settings, tmp_path / "whole", data=blobs)
+    interrupted(settings, tmp_path / "run", 2, blobs)
+    file.unlink()
+    assert_same_run(run(settings, tmp_path / "run", data=blobs, resume=True).folder, whole.folder)
+
+
 # -- the lock ---------------------------------------------------------------------------------------------------------
 def _in_another_process(path: Path) -> None:
     folder = RunFolder(path)
@@ -257,6 +272,14 @@ def test_a_second_writer_is_refused(tmp_path: Path, blobs: DataSet) -> None:
     run(small(), tmp_path / "run", data=blobs, resume=True)
 
 
+def test_a_folder_in_which_nothing_can_be_written_is_named(tmp_path: Path, blobs: DataSet) -> None:
+    interrupted(small(), tmp_path / "run", 1, blobs)
+    (tmp_path / "run" / ".lock").unlink(missing_ok=True)
+    (tmp_path / "run" / ".lock").mkdir()  # so that it cannot be opened, not even by one who may do all
+    with pytest.raises(RunError, match=r"cannot write to .*run: .*choose another --out"):
+        run(small(), tmp_path / "run", data=blobs, resume=True)
+
+
 def test_the_lock_is_let_go_after_an_error(tmp_path: Path, blobs: DataSet) -> None:
     interrupted(small(), tmp_path / "run", 1, blobs)
     interrupted(small(), tmp_path / "run", 2, blobs)
@@ -276,4 +299,4 @@ def test_a_run_that_failed_before_its_first_round_was_saved_does_not_stand_in_th
         run(small(rounds=1, local={"lr": 1e30}), tmp_path / "run", data=blobs)
     again = run(small(rounds=1), tmp_path / "run", data=blobs)
     assert len(again.metrics) == 1
-    assert RunFolder(tmp_path / "run").settings() == small(rounds=1)
+    assert RunFolder(tmp_path / "run").settings() == small(rounds=1).with_own(network=False, data=True)

@@ -166,6 +166,12 @@ def test_learning_rate_of_a_round() -> None:
         ({"algorithm": {"recipe": "fedfb"}}, ["unknown method 'fedfb'", "did you mean 'fedfa'?"]),
         ({"algorithm": {"recipe": "fedfa+"}}, ["'fedfa+'", "joined by '+'"]),
         ({"algorithm": {"recipe": "no/such/file.py"}}, ["no file", "no/such/file.py"]),
+        ({"algorithm": "fedavg"}, ["algorithm = 'fedavg' is a table", "algorithm.recipe = 'fedavg'"]),
+        ({"algorithm": {"anchors": 3}}, ["algorithm.anchors = 3 is a table", "OPTION = VALUE", "momentum"]),
+        ({"with": {"moon": {"muu": 3}}}, ["unknown key with.moon.muu", "did you mean 'mu'?"]),
+        ({"algorithm": {"recipe": "fedfa+fedfa"}}, ["'fedfa+fedfa' names fedfa twice"]),
+        ({"with": 3}, ["with = 3 is a table", "with.PART.OPTION = VALUE"]),
+        ({"with": {"anchors": 3}}, ["algorithm.anchors = 3 is a table"]),
         ({"data": {"partition": "shard:2"}}, ["shard", "shards"]),
         ({"data": {"partition": "dirichlet:-1"}}, ["alpha", "greater than 0"]),
     ],
@@ -194,6 +200,8 @@ def test_settings_cannot_be_changed() -> None:
 def test_files_that_are_missing_or_not_toml(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"no configuration file .*missing\.toml; `fedfa presets`"):
         Settings.from_file(tmp_path / "missing.toml")
+    with pytest.raises(SettingsError, match=r"is a folder; name a TOML file, such as the config\.toml"):
+        Settings.from_file(tmp_path)
     (tmp_path / "bad.toml").write_text("rounds = = 3")
     with pytest.raises(SettingsError, match=r"bad\.toml is not valid TOML: .*line 1"):
         Settings.from_file(tmp_path / "bad.toml")

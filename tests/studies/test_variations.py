@@ -44,6 +44,7 @@ def test_values_of_variations(text: str, values: tuple[Any, ...]) -> None:
         ("a=[8, 4],x", "put each word in quotes"),
         ("seed=1,2", "repeat --seed instead"),
         ("algorithm.recipe=fedavg,fedfa", "repeat --algorithm instead"),
+        ("algorithm=fedavg,fedfa", "repeat --algorithm instead"),
         ("algorithm={recipe='fedavg'},{variant='paper'}", "repeat --algorithm instead"),
         ("algorithm.variant=paper,authors", "METHOD@VARIANT"),
     ],

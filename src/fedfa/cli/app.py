@@ -20,7 +20,7 @@ from fedfa.cli.data import app as data_app
 from fedfa.cli.flower import app as flower_app
 from fedfa.cli.paper import app as paper_app
 from fedfa.cli.report import report
-from fedfa.errors import FedfaError
+from fedfa.errors import FedfaError, RunError, SettingsError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 app.add_typer(data_app, name="data", help="Find, fetch, check and look at data sets and their splits.")
@@ -73,7 +73,10 @@ def options(
 def run(
     config: Annotated[Path | None, typer.Argument(help="A TOML file with settings.")] = None,
     preset: Annotated[str | None, typer.Option(help="A preset's name; `fedfa presets` lists them.")] = None,
-    algorithm: Annotated[str | None, typer.Option(help="A recipe: methods joined by '+', or a .py file.")] = None,
+    algorithm: Annotated[
+        str | None,
+        typer.Option(help="A recipe: methods joined by '+', or a .py file; with a variant after '@' if wanted."),
+    ] = None,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set anything, e.g. local.lr=0.05.")
     ] = None,
@@ -97,15 +100,19 @@ def run(
     """Train with one method on one federation, and record everything in a folder."""
     from fedfa.cli.progress import RoundsProgress
     from fedfa.studies import run as runs
-    from fedfa.studies.layers import merge
+    from fedfa.studies.layers import merge, recipe_and_variant
     from fedfa.studies.settings import Settings
     from fedfa.studies.setup import load_dataset
 
-    if config is None and preset is None and resume and out is not None and (out / "config.toml").exists():
+    if config is None and preset is None and resume:
+        if out is None:
+            raise typer.BadParameter("--resume goes on with the run in a folder: name it with --out")
+        if not (out / "config.toml").exists():
+            raise SettingsError(f"{out} holds no run (no config.toml); to begin one, name a TOML file or --preset")
         config = out / "config.toml"
     base, asked = layers_of(config, preset, assignments, rounds, data_dir)
     if algorithm is not None:
-        asked = merge({"algorithm": {"recipe": algorithm}}, asked)
+        asked = merge({"algorithm": recipe_and_variant(algorithm)}, asked)
     if seed is not None:
         asked = merge({"seed": seed}, asked)
     if workers is not None:
@@ -245,12 +252,12 @@ def theory(
 ) -> None:
     """Evaluate both sides of the paper's Lemmas 1 and 2 on real client updates, and print how closely they agree."""
     from fedfa.cli.theory import run_theory
-    from fedfa.studies.layers import merge
+    from fedfa.studies.layers import merge, recipe_and_variant
 
     if run_folder is not None:
-        if preset is not None or algorithm is not None or assignments or after:
+        if preset is not None or algorithm is not None or assignments or after or data_dir is not None:
             raise typer.BadParameter(
-                "a run folder has its own settings; leave out --preset, --algorithm, --set, --after"
+                "a run folder has its own settings; leave out --preset, --algorithm, --set, --after, --data-dir"
             )
         run_theory(console, run_folder, (), 0, clients, out)
         return
@@ -258,7 +265,7 @@ def theory(
         raise typer.BadParameter("say where to look: a run folder, or --preset NAME (`fedfa presets` lists them)")
     base, asked = layers_of(None, preset, assignments, None, data_dir)
     if algorithm is not None:
-        asked = merge({"algorithm": {"recipe": algorithm}}, asked)
+        asked = merge({"algorithm": recipe_and_variant(algorithm)}, asked)
     run_theory(console, None, (base, asked), after, clients, out)
 
 
@@ -266,7 +273,7 @@ def theory(
 def demo(
     out: Annotated[Path, typer.Option(help="Where the records and the picture go.")] = Path("runs/demo"),
     rounds: Annotated[
-        int | None, typer.Option(help="Number of rounds; left out, what fits in about two minutes.")
+        int | None, typer.Option(min=1, help="Number of rounds; left out, what fits in about two minutes.")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Train again although a finished demo is there.")] = False,
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
@@ -324,6 +331,8 @@ def results(
     from fedfa.report.results_page import refresh_page, results_table
     from fedfa.studies.files import write_atomically
 
+    if not folder.is_dir():
+        raise RunError(f"there is no folder {folder}; name one that holds SETTING/RUN/summary.json")
     if page is None:
         typer.echo(results_table(folder))
     else:

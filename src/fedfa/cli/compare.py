@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -113,14 +113,7 @@ def _work(console: Console, cells: Sequence[Cell], jobs: int | None) -> Comparis
     from fedfa.studies.compare import Comparison
 
     with RoundsProgress(console) as progress:
-        watchers: dict[Path, Any] = {}
-
-        def watch(cell: Cell, record: dict[str, Any]) -> None:
-            if cell.folder not in watchers:
-                watchers[cell.folder] = progress.add(cell.name, cell.settings.rounds)
-            watchers[cell.folder](record)
-
-        work = Comparison(cells, jobs or available_cores(), watch)
+        work = Comparison(cells, jobs or available_cores(), progress.watch)
         progress.during(work.run)
     return work
 

@@ -29,7 +29,7 @@ def run_demo(console: Console, out: Path, *, rounds: int | None, fresh: bool, da
             shutil.rmtree(out / title, ignore_errors=True)
     preset = _preset_for_available_data(console, data_dir)
     name = "fashion-mnist" if preset.startswith("fmnist") else "digits"
-    rounds = rounds or ROUNDS[name]
+    rounds = ROUNDS[name] if rounds is None else rounds
     console.print(
         f"{name}, clients that hold two classes each, {rounds} rounds: FedAvg against FedFA, the same seed, the same "
         "clients, the same start."

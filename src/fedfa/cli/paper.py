@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -222,18 +222,11 @@ def _runs(folders: Sequence[Path] | None, out: Path | None = None) -> Runs:
 def _run_cells(cells: Sequence[StudyCell], jobs: int | None, seconds: float | None) -> None:
     from fedfa.cli.progress import RoundsProgress
     from fedfa.engines.cores import available_cores
-    from fedfa.studies.compare import Cell, Comparison
+    from fedfa.studies.compare import Comparison
 
     cells = _with_data(cells)
     with RoundsProgress(console) as progress:
-        watchers: dict[Path, Any] = {}
-
-        def watch(cell: Cell, record: dict[str, Any]) -> None:
-            if cell.folder not in watchers:
-                watchers[cell.folder] = progress.add(cell.name, cell.settings.rounds)
-            watchers[cell.folder](record)
-
-        work = Comparison(cells, jobs or available_cores(), watch, seconds=seconds)
+        work = Comparison(cells, jobs or available_cores(), progress.watch, seconds=seconds)
         progress.during(work.run)
     for busy in work.busy:
         console.print(f"left alone: {escape(busy)}, another process is working on it", soft_wrap=True)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from fedfa.studies.compare import Cell
 
 
 class RoundsProgress:
@@ -15,6 +19,7 @@ class RoundsProgress:
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._of_cells: dict[Path, Callable[[dict[str, Any]], None]] = {}
         self._progress = Progress(
             TextColumn("{task.description:<10}"),
             BarColumn(),
@@ -47,6 +52,12 @@ class RoundsProgress:
             self.stop()
             self._console.print("stopped. The same command goes on from here.")
             raise
+
+    def watch(self, cell: Cell, record: dict[str, Any]) -> None:
+        """Show a round of a cell, in a bar that begins with its first one."""
+        if cell.folder not in self._of_cells:
+            self._of_cells[cell.folder] = self.add(cell.name, cell.settings.rounds)
+        self._of_cells[cell.folder](record)
 
     def add(self, title: str, rounds: int) -> Callable[[dict[str, Any]], None]:
         """A new bar; returns what to call with each round's record."""

@@ -59,6 +59,8 @@ def run_theory(
     from fedfa.studies.files import write_atomically
     from fedfa.studies.settings import Settings
 
+    if out is not None:  # before the work, not after it
+        _make_room(out)
     with console.status("training the clients of one round, twice"):
         if folder is not None:
             found, where = _of_run(folder, clients)
@@ -90,6 +92,15 @@ def run_theory(
     )
     if out is not None:
         write_atomically(out, json.dumps({"where": where, "rows": rows}, indent=2) + "\n")
+
+
+def _make_room(file: Path) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FedfaError(f"cannot write {file}: {error.strerror}; choose another --out") from None
+    if file.is_dir():
+        raise FedfaError(f"cannot write {file}: it is a folder; name a file, e.g. --out {file / 'theory.json'}")
 
 
 def figures(finding: Finding) -> dict[str, Any]:
@@ -164,7 +175,7 @@ def _check(
     plan = laboratory.plan(state, settings.local.in_round(state.round))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    engine = laboratory.engine()
+    engine = laboratory.engine(state)
     try:
         found = check_lemmas(engine, plan, cohort, kept)
     finally:

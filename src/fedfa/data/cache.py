@@ -11,7 +11,8 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 
 from fedfa.data.decoded import Array, Decoded, digest, digests, fingerprint
+from fedfa.data.locks import locked
 from fedfa.data.normalise import Normalisation
 from fedfa.data.samples import DataSet, Samples
 from fedfa.errors import DataError
@@ -43,9 +45,24 @@ def folder_of(directory: Path, name: str) -> Path:
     return directory / "sets" / f"{name}-v{FORM}"
 
 
-def lock_of(directory: Path, name: str) -> Path:
-    """The lock to hold while a data set is obtained."""
-    return directory / "sets" / f".{name}.lock"
+@contextmanager
+def locked_for(directory: Path, name: str) -> Iterator[None]:
+    """Hold a data set's lock while it is obtained.
+
+    Raises:
+        DataError: Nothing can be kept there.
+    """
+    lock = directory / "sets" / f".{name}.lock"
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        lock.touch()
+    except OSError as error:
+        raise DataError(
+            f"{directory}: cannot keep data there ({error.strerror}); name another folder with --data-dir or "
+            f"{ENVIRONMENT_VARIABLE}"
+        ) from error
+    with locked(lock):
+        yield
 
 
 def is_cached(directory: Path, name: str) -> bool:

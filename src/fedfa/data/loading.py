@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from fedfa.data import cache
 from fedfa.data.decoded import Decoded
 from fedfa.data.finding import NotHereError
 from fedfa.data.known import KnownSet, Parts, Progress, Unavailable, no_progress
-from fedfa.data.locks import locked
 from fedfa.data.own import from_path
 from fedfa.data.samples import DataSet
 from fedfa.data.sets import KNOWN
@@ -61,7 +59,11 @@ def load(
     """
     directory = cache.data_directory(data_dir)
     if name not in KNOWN:
-        return from_path(name, directory)
+        if source is not None and Path(name).expanduser().exists():
+            raise DataError(
+                f"{name!r} is no known data set; a file or folder of yours is read where it is, without --from"
+            )
+        return from_path(name, directory, again=again)
     search = _Search(directory, offline, source, unverified, progress)
     return search.open(KNOWN[name], again=again)
 
@@ -85,7 +87,7 @@ class _Search:
     def open(self, known: KnownSet, again: bool = False) -> DataSet:
         """Open from the cache, after obtaining it where needed."""
         if again or not cache.is_cached(self.directory, known.name):
-            with self._locked(known.name):
+            with cache.locked_for(self.directory, known.name):
                 # Another process may have made it while this one waited for the lock.
                 if again or not cache.is_cached(self.directory, known.name):
                     decoded, where, edition = self._find(known)
@@ -97,16 +99,6 @@ class _Search:
     def _part(self, name: str) -> DataSet:
         """Open a set that the wanted one is made of; a given folder may hold it, but need not."""
         return replace(self, is_part=True).open(KNOWN[name])
-
-    def _locked(self, name: str) -> AbstractContextManager[None]:
-        try:
-            (self.directory / "sets").mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise DataError(
-                f"{self.directory}: cannot keep data there ({error.strerror}); name another folder with --data-dir or "
-                f"{cache.ENVIRONMENT_VARIABLE}"
-            ) from error
-        return locked(cache.lock_of(self.directory, name))
 
     def _find(self, known: KnownSet) -> tuple[Decoded, str, str]:
         """The set's content, where it came from and which edition it is."""

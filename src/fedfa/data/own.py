@@ -17,7 +17,6 @@ from fedfa.data import cache
 from fedfa.data.decoded import Array, Arrays, Decoded, digests, fingerprint
 from fedfa.data.formats.folders import read_class_folders
 from fedfa.data.formats.tables import read_npz_all
-from fedfa.data.locks import locked
 from fedfa.data.normalise import Normalisation
 from fedfa.data.samples import DataSet, Samples
 from fedfa.errors import DataError
@@ -78,8 +77,8 @@ def dataset_from(
     return _in_memory(decoded, name, names)
 
 
-def from_path(path: str, directory: Path) -> DataSet:
-    """Open the user's own file or folder through the cache: it is converted once, and again when it changes."""
+def from_path(path: str, directory: Path, *, again: bool = False) -> DataSet:
+    """Open the user's own file or folder through the cache: it is converted once, and ``again`` or when it changes."""
     source = Path(path).expanduser()
     if not source.exists():
         from fedfa.data.sets import KNOWN  # here, because the sets' modules are heavy and import this package
@@ -91,9 +90,8 @@ def from_path(path: str, directory: Path) -> DataSet:
     source = source.resolve()
     signature = _signature(source)
     key = f"own-{source.stem}-{hashlib.sha256(str(source).encode()).hexdigest()[:12]}"
-    (directory / "sets").mkdir(parents=True, exist_ok=True)
-    with locked(cache.lock_of(directory, key)):
-        if cache.is_cached(directory, key):
+    with cache.locked_for(directory, key):
+        if not again and cache.is_cached(directory, key):
             stored = cache.open_cached(directory, key)
             if stored.manifest.get("signature") == signature:
                 return replace(stored, name=source.stem)
@@ -137,6 +135,8 @@ def _from_npz(path: Path) -> tuple[Arrays, Arrays | None, tuple[str, ...] | None
         Arrays(_inputs(loaded[f"x{part}"]), own, writers=loaded.get(f"writers{part}"))
         for part, own in zip(parts, of_part, strict=True)
     ]
+    for part, one in zip(parts, made, strict=True):
+        _check_lengths(one, f"{path}, x{part}: ")
     if "classes" in loaded:
         names = tuple(str(name) for name in loaded["classes"])
     return made[0], made[1] if len(made) == 2 else None, names
@@ -202,10 +202,10 @@ def _set_aside(given: Arrays, fraction: float, seed: int) -> tuple[Arrays, Array
     return train, test
 
 
-def _check_lengths(given: Arrays) -> None:
+def _check_lengths(given: Arrays, where: str = "") -> None:
     for array, values in given.named():
         if len(values) != len(given.inputs):
-            raise DataError(f"there are {len(given.inputs):,} inputs, but {len(values):,} {array}")
+            raise DataError(f"{where}there are {len(given.inputs):,} inputs, but {len(values):,} {array}")
 
 
 def _in_memory(decoded: Decoded, name: str, classes: tuple[str, ...]) -> DataSet:

@@ -136,8 +136,13 @@ class _Desk:
         if len(test) == 0:
             raise DataError("this site has no test data; let load_data return a 'test' part, or evaluate on the server")
         evaluation = site.engine.evaluate({**model, **kept.get(MODEL, {})}, received, site.client)
-        counts = tuple(test.labels.bincount(minlength=site.laboratory.task.num_classes).tolist())
-        return Message(describe_evaluation(SiteEvaluation(site.client, evaluation, counts)), reply_to=message)
+        by_class = tuple(test.labels.bincount(minlength=site.laboratory.task.num_classes).tolist())
+        by_domain: tuple[int, ...] = ()
+        if evaluation.domain_accuracy and test.domains is not None:
+            names = site.laboratory.federation.dataset.domains
+            by_domain = tuple(int((test.domains == names.index(name)).sum()) for name in evaluation.domain_accuracy)
+        counted = SiteEvaluation(site.client, evaluation, by_class, by_domain)
+        return Message(describe_evaluation(counted), reply_to=message)
 
     def _site(self, instruction: Instruction, context: Context) -> Site:
         """The site, made ready once per process and client; refused if it works with other things than the server."""

@@ -6,8 +6,6 @@ import logging
 import time
 from collections.abc import Callable
 
-import numpy as np
-
 import fedfa
 from fedfa.errors import FederationError
 from fedfa.flower.messages import Announcement, BadMessageError, read_announcement
@@ -144,10 +142,6 @@ class Directory:
         if site.samples is not None:
             self.samples[site.site] = site.samples
             self.input_shape = site.input_shape
-
-    def sizes(self, clients: int) -> np.ndarray:
-        """Samples of each client; one where nothing is known yet, so that it can be drawn when it comes."""
-        return np.array([self.samples.get(client, 1) for client in range(clients)], dtype=np.int64)
 
 
 def _inputs(shape: tuple[int, ...] | None) -> str:

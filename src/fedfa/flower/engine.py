@@ -402,20 +402,26 @@ def combine(each: Sequence[SiteEvaluation]) -> Evaluation:
         >>> combine([a, b]).accuracy
         0.75
     """
-    totals = [sum(site.class_counts) for site in each]
-    everything = sum(totals)
-    by_class: list[float | None] = []
-    for number in range(len(each[0].class_counts)):
-        counts = [site.class_counts[number] for site in each]
-        hits = sum(
-            count * (site.evaluation.class_accuracy[number] or 0.0) for site, count in zip(each, counts, strict=True)
-        )
-        by_class.append(hits / sum(counts) if sum(counts) else None)
-    domains = sorted({name for site in each for name in site.evaluation.domain_accuracy})
-    by_domain = {}
-    for name in domains:
-        present = [site.evaluation.domain_accuracy[name] for site in each if name in site.evaluation.domain_accuracy]
-        by_domain[name] = sum(present) / len(present)
-    accuracy = sum(n * site.evaluation.accuracy for n, site in zip(totals, each, strict=True)) / everything
-    loss = sum(n * site.evaluation.loss for n, site in zip(totals, each, strict=True)) / everything
-    return Evaluation(accuracy, loss, by_class, by_domain)
+    classes: dict[int, list[tuple[float, int]]] = {}
+    domains: dict[str, list[tuple[float, int]]] = {}
+    for site in each:
+        one = site.evaluation
+        for number, (share, count) in enumerate(zip(one.class_accuracy, site.class_counts, strict=True)):
+            classes.setdefault(number, []).append((share or 0.0, count))
+        for (name, accuracy), count in zip(one.domain_accuracy.items(), site.domain_counts, strict=True):
+            domains.setdefault(name, []).append((accuracy, count))
+    by_class = [_share(parts) if any(count for _, count in parts) else None for parts in classes.values()]
+    by_domain = {name: _share(domains[name]) for name in sorted(domains)}
+    everything = _share([part for parts in classes.values() for part in parts])
+    several = all(site.evaluation.domain_accuracy for site in each)
+    sizes = [sum(site.class_counts) for site in each]
+    loss = sum(size * site.evaluation.loss for size, site in zip(sizes, each, strict=True)) / sum(sizes)
+    return Evaluation(sum(by_domain.values()) / len(by_domain) if several else everything, loss, by_class, by_domain)
+
+
+def _share(parts: Sequence[tuple[float, int]]) -> float:
+    """The share of hits in several parts together, each given by its own share and its number of samples.
+
+    Hits are whole numbers, so rounding them brings back what was divided: the result is exact.
+    """
+    return sum(round(share * count) for share, count in parts) / sum(count for _, count in parts)

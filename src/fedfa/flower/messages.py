@@ -358,6 +358,8 @@ class SiteEvaluation:
     evaluation: Evaluation
     class_counts: tuple[int, ...]
     """Test samples by class."""
+    domain_counts: tuple[int, ...] = ()
+    """Test samples by domain, in the order of the evaluation's."""
 
 
 def describe_evaluation(site: SiteEvaluation) -> RecordDict:
@@ -371,6 +373,7 @@ def describe_evaluation(site: SiteEvaluation) -> RecordDict:
         "class_accuracy": [math.nan if value is None else value for value in one.class_accuracy],
         "domains": list(one.domain_accuracy),
         "domain_accuracy": list(one.domain_accuracy.values()),
+        "domain_counts": list(site.domain_counts),
     }
     return RecordDict({"evaluation": ConfigRecord(values)})
 
@@ -382,7 +385,11 @@ def read_evaluation(content: RecordDict, num_classes: int) -> SiteEvaluation:
     domains, by_domain = _value(values, "domains", list), _value(values, "domain_accuracy", list)
     if len(counts) != num_classes or len(by_class) != num_classes or len(domains) != len(by_domain):
         raise BadMessageError(f"the evaluation is not one of {num_classes} classes")
-    if any(type(count) is not int or count < 0 for count in counts) or not any(counts):
+    by_domain_counts = _value(values, "domain_counts", list)
+    if len(by_domain_counts) != len(domains):
+        raise BadMessageError(f"the evaluation has {len(domains)} domains, but counts of {len(by_domain_counts)}")
+    numbers = all(type(count) is int and count >= 0 for count in [*counts, *by_domain_counts])
+    if not numbers or not any(counts) or not all(by_domain_counts):
         raise BadMessageError("the evaluation's counts are not numbers of samples")
     accuracy = _value(values, "accuracy", float)
     shares = [accuracy, *by_domain, *(share for share, count in zip(by_class, counts, strict=True) if count)]
@@ -394,7 +401,7 @@ def read_evaluation(content: RecordDict, num_classes: int) -> SiteEvaluation:
         class_accuracy=[share if count else None for share, count in zip(by_class, counts, strict=True)],
         domain_accuracy=dict(zip(map(str, domains), by_domain, strict=True)),
     )
-    return SiteEvaluation(_value(values, "client", int), evaluation, tuple(counts))
+    return SiteEvaluation(_value(values, "client", int), evaluation, tuple(counts), tuple(by_domain_counts))
 
 
 # -- plain values -----------------------------------------------------------------------------------------------------

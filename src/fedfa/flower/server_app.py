@@ -33,7 +33,8 @@ from fedfa.flower.engine import FlowerEngine  # noqa: E402
 from fedfa.flower.logs import speak  # noqa: E402
 from fedfa.flower.post import Post  # noqa: E402
 from fedfa.flower.settings import FederationSettings, RunConfig  # noqa: E402
-from fedfa.flower.site import DataLoader, outputs_of, own_dataset, require_model, without_data  # noqa: E402
+from fedfa.flower.site import DataLoader, outputs_of, own_test_data, require_model, without_data  # noqa: E402
+from fedfa.learning.server import ServerState  # noqa: E402
 from fedfa.studies.files import write_atomically  # noqa: E402
 from fedfa.studies.run import RunResult, run  # noqa: E402
 from fedfa.studies.settings import Settings  # noqa: E402
@@ -52,7 +53,7 @@ def make_server_app(make_model: ModelMaker | None = None, load_test_data: DataLo
     Args:
         make_model: Makes the network; left out, the one that the settings name.
         load_test_data: Gives test data from the run config, for evaluations on the server where sites bring their own
-            data; in the forms of :func:`fedfa.flower.site.own_dataset`. Without it they evaluate on the sites.
+            data; in the forms of :func:`fedfa.flower.site.own_test_data`. Without it they evaluate on the sites.
     """
     app = ServerApp()
 
@@ -130,7 +131,7 @@ class SitesLaboratory(Laboratory):
         """How many samples each client holds."""
         return super().sizes if self.announced is None else self.announced(len(self.federation))
 
-    def engine(self) -> Engine:
+    def engine(self, state: ServerState | None = None) -> Engine:
         """The one that reaches the sites."""
         return self.make_engine(self)
 
@@ -179,7 +180,7 @@ def _without_data(
 ) -> Laboratory:
     """What the server works with when the sites bring their own data."""
     maker = require_model(make_model)
-    test = None if load_test_data is None else own_dataset(load_test_data(run_config), maker, settings.model.head)
+    test = None if load_test_data is None else own_test_data(load_test_data(run_config), maker, settings.model.head)
     assert directory.input_shape is not None
     example = torch.zeros(2, *directory.input_shape)
     classes = outputs_of(maker, settings.model.head)

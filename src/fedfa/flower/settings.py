@@ -11,11 +11,9 @@ from pydantic import Field, ValidationError
 from fedfa.errors import SettingsError
 from fedfa.messages import validation_message
 from fedfa.studies.layers import assign, merge, nest
-from fedfa.studies.settings import Section, Settings, preset_layer
+from fedfa.studies.settings import OWN, Section, Settings, preset_layer
 
 FEDERATION = "federation"
-OWN_DATA = "own"
-"""Stands for the data set's name where the sites bring their own."""
 
 
 class FederationSettings(Section):
@@ -72,13 +70,20 @@ class RunConfig:
     def __init__(self, values: Mapping[str, Any], *, own_data: bool = False) -> None:
         rest = {key: value for key, value in values.items() if value != ""}
         self._base = preset_layer(str(rest.pop("preset"))) if "preset" in rest else {}
-        assignments = shlex.split(str(rest.pop("settings", "")))
+        text = str(rest.pop("settings", ""))
+        try:
+            assignments = shlex.split(text)
+        except ValueError as error:
+            raise SettingsError(f"settings = {text!r} cannot be split into assignments: {error}") from None
         if "algorithm" in rest:
             rest["algorithm.recipe"] = rest.pop("algorithm")
         asked: dict[str, Any] = {}
         for key, value in rest.items():
             asked = merge(asked, nest(key, value))
         asked = assign(asked, assignments)
+        for section in ("data", "model"):  # read here before anything is validated
+            if not isinstance(asked.get(section, {}), Mapping):
+                raise SettingsError(f"{section} = {asked[section]!r} is a table; write {section}.KEY = VALUE")
         self.own_data = own_data
         federation = asked.pop(FEDERATION, {})
         self._asked = asked
@@ -95,7 +100,12 @@ class RunConfig:
 
     def check(self) -> None:
         """Refuse what cannot be run however many sites there will be, before anybody is waited for."""
-        self.settings(int(self._asked.get("data", {}).get("clients", self.federation.sites or 1)))
+        clients = self._asked.get("data", {}).get("clients", self.federation.sites or 1)
+        if type(clients) is not int:
+            raise SettingsError(
+                f"data.clients = {clients!r} is no number of sites; leave it out, or give a whole number"
+            )
+        self.settings(clients)
 
     def settings(self, sites: int) -> Settings:
         """The complete settings for so many sites; without a word on cohorts, every site takes part in every round."""
@@ -108,7 +118,7 @@ class RunConfig:
         cohort = {} if "cohort" in self._asked else {"cohort": {"clients": sites}}
         data: dict[str, Any] = {"clients": sites}
         if self.own_data:
-            data |= {"name": OWN_DATA, "partition": "natural"}
+            data |= {"name": OWN, "partition": "natural"}
         settings = Settings.resolve(self._base, cohort, {"data": data}, self._asked)
         if settings.recipe().pools_data:
             raise SettingsError(
@@ -116,5 +126,8 @@ class RunConfig:
                 "to avoid; run it with `fedfa run`"
             )
         if settings.insight.on:
-            raise SettingsError("insight looks inside clients, which only the simulator can; leave insight.on out")
+            raise SettingsError(
+                "insight looks inside clients, which only the simulator can; leave insight.every and "
+                "insight.features out"
+            )
         return settings

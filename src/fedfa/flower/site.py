@@ -17,9 +17,8 @@ import torch
 from fedfa.data import DataSet, Federation, Normalisation, Partition, Samples, dataset_from
 from fedfa.engines.local import LocalEngine
 from fedfa.errors import DataError, FederationError, SettingsError
-from fedfa.flower.settings import OWN_DATA
 from fedfa.models.split import SplitModel
-from fedfa.studies.settings import Settings
+from fedfa.studies.settings import OWN, Settings
 from fedfa.studies.setup import Laboratory, ModelMaker, assemble, prepare
 
 DataLoader = Callable[[Mapping[str, Any]], Any]
@@ -33,11 +32,6 @@ class Site:
     client: int
     laboratory: Laboratory
     engine: LocalEngine
-
-    @property
-    def samples(self) -> int:
-        """How many training samples it holds."""
-        return int(self.laboratory.sizes[self.client])
 
 
 def own_number(node_config: Mapping[str, Any]) -> int:
@@ -117,10 +111,32 @@ def own_dataset(loaded: Any, make_model: ModelMaker, head: str | None = None) ->
         )
     train, test = parts["train"], parts.get("test")
     classes = [str(number) for number in range(outputs_of(make_model, head))]
-    dataset = dataset_from(train, train if test is None else test, name=OWN_DATA, classes=classes)
+    dataset = dataset_from(train, train if test is None else test, name=OWN, classes=classes)
     if test is None:
         dataset = replace(dataset, test=dataset.test.subset(torch.zeros(0, dtype=torch.int64)))
     return replace(dataset, normalisation=Normalisation())
+
+
+def own_test_data(loaded: Any, make_model: ModelMaker, head: str | None = None) -> DataSet:
+    """What ``load_test_data`` returned, as a data set whose test part counts.
+
+    Args:
+        loaded: The test samples in one of the forms of :func:`own_dataset`, alone or as ``{"test": …}``; or a
+            :class:`~fedfa.data.DataSet`, of which the test part is taken with its normalisation.
+        make_model: Makes the network.
+        head: Name of its classifier, where it cannot be found by itself.
+    """
+    if not isinstance(loaded, DataSet):
+        parts = dict(loaded) if isinstance(loaded, Mapping) else {"test": loaded}
+        if "test" not in parts or parts.keys() - {"train", "test"}:
+            raise DataError(f"load_test_data returned the parts {', '.join(map(str, parts))}; give 'test'")
+        dataset = own_dataset(parts["test"], make_model, head)
+        dataset = replace(dataset, test=dataset.train)
+    else:
+        dataset = loaded
+    if len(dataset.test) == 0:
+        raise DataError("load_test_data returned no test samples; give some, or leave it out")
+    return dataset
 
 
 def outputs_of(make_model: ModelMaker, head: str | None) -> int:
@@ -143,12 +159,12 @@ def without_data(test: DataSet | None, classes: int, example: torch.Tensor, clie
     blank = Samples(example, torch.zeros(len(example), dtype=torch.int64))
     nothing = Partition(np.zeros(0, dtype=np.int64), np.zeros(clients + 1, dtype=np.int64))
     dataset = DataSet(
-        name=OWN_DATA,
+        name=OWN,
         train=blank,
-        test=blank.subset(torch.zeros(0, dtype=torch.int64)) if test is None else test.train,
+        test=blank.subset(torch.zeros(0, dtype=torch.int64)) if test is None else test.test,
         classes=tuple(str(number) for number in range(classes)),
-        domains=(),
-        normalisation=Normalisation(),
+        domains=() if test is None else test.domains,
+        normalisation=Normalisation() if test is None else test.normalisation,
         fingerprint="the sites' own",
         manifest={},
     )

@@ -37,7 +37,8 @@ def choose_cohort(
     if count == 0:
         return []
     if selection == "authors":
-        chosen = np.random.RandomState(seed + round).choice(candidates, count, replace=False)
+        state = np.random.RandomState((seed + round) % 2**32)  # it takes no larger ones
+        chosen = state.choice(candidates, count, replace=False)
     else:
         weights = sizes[candidates] / sizes[candidates].sum() if selection == "size" else None
         chosen = stream(seed, "cohort", round).choice(candidates, count, replace=False, p=weights)

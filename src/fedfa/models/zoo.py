@@ -43,7 +43,7 @@ def cnn_mixed_digits(input_shape: Sequence[int], num_classes: int, norm: str = "
     ``"none"`` leaves it out, as the authors' code does.
     """
     if norm not in ("group", "none"):
-        raise ModelError(f'model.norm = {norm!r}: use "group" or "none"')
+        raise ModelError(f'model.options.norm = {norm!r}: use "group" or "none"')
     return convolutional(
         input_shape, num_classes, channels=(64, 64, 128), hidden=(2048, 512), padding=2, pool_last=False,
         norm_groups=2 if norm == "group" else 0,
@@ -105,5 +105,5 @@ def build_model(
         raise ModelError(f"unknown model {name!r}{nearest(name, MODELS)}; known: {', '.join(MODELS)}")
     try:
         return MODELS[name](tuple(input_shape), num_classes, **(options or {}))
-    except TypeError as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # from Python or torch
         raise ModelError(f"model {name!r} does not take these options: {error}") from error

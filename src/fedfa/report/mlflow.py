@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -28,6 +29,9 @@ def export_mlflow(runs: Sequence[Run], address: str) -> int:
     Raises:
         FedfaError: MLflow is not installed, or does not answer as it should.
     """
+    # MLflow tries for minutes to reach a server that is not there; whoever wants that can still say so.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     try:
         from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient

@@ -86,7 +86,12 @@ def refresh_page(page: Path, results: Path) -> str:
     goes one of the paper's tables, ours beside the paper's; with ``NAME last10``, ours as the mean of the last ten
     evaluations. Between ``<!-- inside NAME: begin -->`` … ``end`` goes what the probes saw in a study's runs.
     """
-    text = page.read_text(encoding="utf-8")
+    try:
+        text = page.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(
+            f"{page} cannot be read ({error}); name a page that has the marks {BEGIN} and {END}, where the table goes"
+        ) from None
     compared = {found.group(2) for found in _COMPARISON.finditer(text)}
     head, mark, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)

@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from typing import Any
 from fedfa.algorithms.registry import methods_of, part_types
 from fedfa.errors import FedfaError, RunError, SettingsError
 from fedfa.studies.folder import RunFolder
-from fedfa.studies.layers import absolute_files
-from fedfa.studies.run import same_run
+from fedfa.studies.layers import absolute_files, recipe_and_variant
+from fedfa.studies.run import differences, same_run
 from fedfa.studies.settings import Settings
 from fedfa.studies.setup import method_fingerprints
 
@@ -54,20 +55,39 @@ class Cell:
             RunError: The folder is damaged, or a method's file was changed since: the record is of something else.
         """
         record = RunFolder(self.folder)
-        try:
+        with self._reading():
             if record.summary() is None or not self.matches(record.settings()):
                 return False
             recorded = record.origin()
-        except RunError:  # says what to do
-            raise
-        except (FedfaError, ValueError, OSError) as error:  # JSON's and TOML's errors are ValueErrors
-            raise RunError(f"{self.folder} cannot be read ({error}); remove it or choose another --out") from None
         now = method_fingerprints(self.settings.algorithm.recipe)
         if changed := [what for what, mark in now.items() if recorded.get(what, mark) != mark]:
             raise RunError(
                 f"{', '.join(changed)} changed since {self.folder} was run; remove that folder or choose another --out"
             )
         return True
+
+    def check_begun(self) -> None:
+        """Refuse a folder that holds another run than this one, or none that can be read.
+
+        Raises:
+            RunError: With what to do.
+        """
+        with self._reading():
+            recorded = RunFolder(self.folder).settings()
+        if not self.matches(recorded):
+            other = "; ".join(differences(recorded, self.settings).values())
+            raise RunError(
+                f"{self.folder} holds a run with other settings ({other}); remove it or choose another --out"
+            )
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except RunError:  # says what to do
+            raise
+        except (FedfaError, ValueError, OSError) as error:  # JSON's and TOML's errors are ValueErrors
+            raise RunError(f"{self.folder} cannot be read ({error}); remove it or choose another --out") from None
 
     def command(self) -> list[str]:
         """The arguments of ``fedfa`` that run it, or go on with it. The cells share the cores: one process each."""
@@ -102,17 +122,12 @@ def plan_cells(
     """
     cells = []
     for method in methods:
-        recipe, at, variant = method.rpartition("@")
-        if not at or "/" in variant or variant.endswith(".py"):  # an @ in a path
-            recipe, variant = method, ""
+        algorithm = recipe_and_variant(method)
+        variant = f"-{algorithm['variant']}" if "variant" in algorithm else ""
         for seed in seeds or (None,):
-            own: dict[str, Any] = {"algorithm": {"recipe": recipe}}
-            if seed is not None:
-                own["seed"] = seed
-            if variant:
-                own["algorithm"]["variant"] = variant
+            own: dict[str, Any] = {"algorithm": algorithm} | ({} if seed is None else {"seed": seed})
             settings = _resolve(layers, own)
-            stem = "-".join(Path(name).stem for name in recipe.split("+")) + (f"-{variant}" if variant else "")
+            stem = "-".join(Path(name).stem for name in algorithm["recipe"].split("+")) + variant
             cell = Cell(method, settings, out / f"{stem}-s{settings.seed}", setting=setting)
             cells.append(_where_it_is(cell, elsewhere) if elsewhere else cell)
     folders = [cell.folder for cell in cells]
@@ -248,8 +263,7 @@ class Comparison:
         if record.in_use():
             return None
         if (cell.folder / "config.toml").exists():
-            if not cell.matches(record.settings()):
-                raise RunError(f"{cell.folder} holds a run with other settings; remove it or choose another --out")
+            cell.check_begun()
         else:
             record.create(cell.settings)
             record.close()
@@ -273,13 +287,19 @@ class Comparison:
             return
         del self._running[cell.folder]
         _close(running.process)
-        if code:
+        if code and not self.stop_at_failure and self._is_taken(cell):  # it came first, while this one was starting
+            self.busy.append(cell.name)
+        elif code:
             said = running.log.read_bytes()[running.before :].decode("utf-8", errors="replace")
             _, mark, reason = said.rpartition("error:")
             killed = " (killed, perhaps for lack of memory: fewer --jobs)" if code == -signal.SIGKILL else ""
             self.failed[cell.name] = reason.strip() if mark else f"ended with code {code}{killed}; {running.log}"
         else:
             running.log.unlink(missing_ok=True)
+
+    def _is_taken(self, cell: Cell) -> bool:
+        """Whether another process is working on a cell, or has just finished it."""
+        return RunFolder(cell.folder).in_use() or not self._is_missing(cell)
 
     def _stop(self) -> None:
         for running in self._running.values():

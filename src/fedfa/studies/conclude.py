@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedfa.data import DataSet
 from fedfa.errors import RecipeError, RunError
 from fedfa.learning.part import Part, overridden
 from fedfa.learning.tensors import contiguous
@@ -16,7 +15,7 @@ from fedfa.studies.folder import RunFolder
 from fedfa.studies.layers import flat, merge
 from fedfa.studies.run import RunResult, Watcher, run
 from fedfa.studies.settings import Settings
-from fedfa.studies.setup import ModelMaker, prepare
+from fedfa.studies.setup import DataSource, ModelMaker, prepare
 
 _IN_TRAINING = (
     "adapt", "roles", "watches", "step", "begin", "logits", "loss", "gradient", "after_step", "after_epoch", "end",
@@ -31,7 +30,7 @@ def conclude(
     options: Mapping[str, Any] | None = None,
     *,
     model: ModelMaker | None = None,
-    data: DataSet | None = None,
+    data: DataSource | None = None,
     watch: Watcher | None = None,
 ) -> RunResult:
     """Make the run that ``recipe+method`` would have been, from the finished run of ``recipe``.
@@ -68,6 +67,10 @@ def conclude(
     if not (trained.path / "checkpoint.safetensors").exists():
         raise RunError(f"{source} has no checkpoint.safetensors, only its record: train it again to add to it")
     folder = RunFolder(Path(out))
+    if folder.holds_run():
+        raise RunError(
+            f"{out} holds a run already; choose another --out, or go on with it: fedfa run --resume --out {out}"
+        )
     laboratory = prepare(settings, model=model, data=data)
     origin = laboratory.origin()
     if other := [what for what, mark in trained.origin().items() if origin.get(what) != mark]:

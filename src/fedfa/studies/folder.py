@@ -45,6 +45,10 @@ _RESULT = ("final_accuracy", "best_accuracy", "last10_accuracy", "rounds")
 """What every summary has."""
 
 
+class _InUseError(RunError):
+    """Another process holds the folder's lock."""
+
+
 class RunFolder:
     """Reads and writes one run folder; holds a lock on it while a run writes."""
 
@@ -68,7 +72,7 @@ class RunFolder:
         except OSError as error:
             raise RunError(f"cannot write to {self.path}: {error.strerror}") from None
         self._acquire()
-        if any((self.path / name).exists() for name in ("checkpoint.safetensors", "summary.json")):
+        if self.holds_run():
             raise RunError(
                 f"{self.path} holds a run already; go on with it by --resume (from Python: resume=True), or choose "
                 "another --out"
@@ -76,6 +80,10 @@ class RunFolder:
         self._cut_metrics(0)
         (self.path / "origin.json").unlink(missing_ok=True)
         write_atomically(self.path / "config.toml", settings.to_toml())
+
+    def holds_run(self) -> bool:
+        """Whether there is something to lose: a saved round, or a result."""
+        return any((self.path / name).exists() for name in ("checkpoint.safetensors", "summary.json"))
 
     def reopen(self) -> ServerState | None:
         """Take up the record again: the state to go on from, or None if no round was saved yet."""
@@ -139,8 +147,10 @@ class RunFolder:
             return False
         try:
             self._acquire()
-        except RunError:
+        except _InUseError:
             return True
+        except RunError:  # not ours to write: whoever tries will be told
+            return False
         self.close()
         return False
 
@@ -238,11 +248,14 @@ class RunFolder:
             import fcntl
         except ImportError:  # no advisory locks on this system
             return
-        self._lock = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            self._lock = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+        except OSError as error:
+            raise RunError(f"cannot write to {self.path}: {error.strerror}; choose another --out") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.close()
-            raise RunError(f"{self.path} is being written by another process; wait for it or stop it") from None
+            raise _InUseError(f"{self.path} is being written by another process; wait for it or stop it") from None
         except OSError:  # a file system without locks
             self.close()

@@ -68,6 +68,19 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def recipe_and_variant(method: str) -> dict[str, str]:
+    """The settings of a method as it is named on a command line: a recipe, with a variant after ``@`` if wanted.
+
+    Example:
+        >>> recipe_and_variant("fedfa@authors"), recipe_and_variant("fedavg+ccvr"), recipe_and_variant("me@home/own.py")
+        ({'recipe': 'fedfa', 'variant': 'authors'}, {'recipe': 'fedavg+ccvr'}, {'recipe': 'me@home/own.py'})
+    """
+    recipe, at, variant = method.rpartition("@")
+    if not at or "/" in variant or variant.endswith(".py"):  # an @ in a path
+        return {"recipe": method}
+    return {"recipe": recipe, "variant": variant} if variant else {"recipe": recipe}
+
+
 def stack(layers: tuple[Mapping[str, Any], ...], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """All layers, later ones over earlier ones, with what the final recipe's variant implies below them all.
 
@@ -79,28 +92,43 @@ def stack(layers: tuple[Mapping[str, Any], ...], defaults: Mapping[str, Any]) ->
     written: dict[str, Any] = {}
     conditional: dict[str, Any] = {}
     for layer in layers:
+        _refuse_values_for_tables(layer)
         conditional = merge(conditional, layer.get(WITH, {}))
         layer = {key: value for key, value in layer.items() if key != WITH}
         if _switches(written, layer):
             written = _without_what_follows_from(written, layer["algorithm"].get("recipe"), defaults)
         written = merge(written, layer)
     algorithm = written.get("algorithm", {})
-    algorithm = algorithm if isinstance(algorithm, Mapping) else {}
     recipe = absolute_files(str(algorithm.get("recipe", DEFAULT_RECIPE)))
     name, implied = variant_settings(recipe, algorithm.get("variant"))
     implied = merge(implied, {"algorithm": _for_parts_of(recipe, conditional)})
     return merge(merge(implied, written), {"algorithm": {"recipe": recipe} | ({"variant": name} if name else {})})
 
 
+def _refuse_values_for_tables(layer: Mapping[str, Any]) -> None:
+    """The tables that are read before anything is validated."""
+    algorithm, conditional = layer.get("algorithm", {}), layer.get(WITH, {})
+    if not isinstance(algorithm, Mapping):
+        raise SettingsError(f"algorithm = {algorithm!r} is a table; write algorithm.recipe = {str(algorithm)!r}")
+    if not isinstance(conditional, Mapping):
+        raise SettingsError(f"{WITH} = {conditional!r} is a table; write {WITH}.PART.OPTION = VALUE")
+
+
 def _for_parts_of(recipe: str, conditional: Mapping[str, Any]) -> dict[str, Any]:
     """What a table ``[with]`` says about the parts that the recipe has."""
-    known = {kind.name for method in methods().values() for kind in method.parts}
-    own = {kind.name for kind in part_types(methods_of(recipe))}
-    for part in conditional:
-        if part not in known | own:
+    own = {kind.name: kind for kind in part_types(methods_of(recipe))}
+    known = {kind.name: kind for method in methods().values() for kind in method.parts} | own
+    for part, options in conditional.items():
+        if part not in known:
             raise SettingsError(
                 f"unknown part in [{WITH}.{part}]{nearest(part, known)}; known: {', '.join(sorted(known))}"
             )
+        fields = known[part].options_type.model_fields
+        for key in options if isinstance(options, Mapping) else ():
+            if key not in fields:  # told also where this recipe lacks the part: else nobody would
+                raise SettingsError(
+                    f"unknown key {WITH}.{part}.{key}{nearest(key, fields)}; allowed here: {', '.join(fields)}"
+                )
     return {part: options for part, options in conditional.items() if part in own}
 
 

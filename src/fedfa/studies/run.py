@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 import fedfa
-from fedfa.data import DataSet
 from fedfa.engines.engine import Engine
 from fedfa.errors import RunError
 from fedfa.learning.client import MODEL, RoundPlan
@@ -28,7 +27,7 @@ from fedfa.studies.folder import RunFolder
 from fedfa.studies.layers import flat
 from fedfa.studies.outcome import accuracies, costs
 from fedfa.studies.settings import Settings
-from fedfa.studies.setup import Laboratory, ModelMaker, prepare
+from fedfa.studies.setup import DataSource, Laboratory, ModelMaker, prepare
 
 Watcher = Callable[[dict[str, Any]], None]
 """Called with each round's record as soon as it is written."""
@@ -65,7 +64,7 @@ def run(
     *,
     resume: bool = False,
     model: ModelMaker | None = None,
-    data: DataSet | None = None,
+    data: DataSource | None = None,
     watch: Watcher | None = None,
     laboratory: Callable[[Settings], Laboratory] | None = None,
 ) -> RunResult:
@@ -76,7 +75,8 @@ def run(
         out: The run folder.
         resume: Go on with the run in that folder (begin it if there is none), as if it had never been stopped.
         model: Makes your own network (or is one), instead of ``settings.model.name``.
-        data: Your own data set, instead of ``settings.data.name``.
+        data: Your own data, instead of ``settings.data.name``: a :class:`~fedfa.data.DataSet`, or whatever
+            :func:`~fedfa.data.dataset_from` makes one of.
         watch: Called after each round with its record.
         laboratory: Makes what the run works with, in its own way (another engine); model and data are then its own.
 
@@ -91,24 +91,24 @@ def run(
         ['accuracy', 'bytes_down', 'bytes_up']
     """
     folder = RunFolder(Path(out))
+    settings = settings.with_own(network=model is not None, data=data is not None)
     exists = (folder.path / "config.toml").exists()
     try:
         if resume and exists:
             check_same(folder.settings(), settings, folder.path)
             state = folder.reopen()
-            if folder.settings().rounds != settings.rounds:
-                if state is None and folder.summary() is not None:
-                    raise RunError(
-                        f"{folder.path} cannot be made longer: it has no checkpoint, only the record of a run"
-                    )
-                folder.extend(settings, 0 if state is None else state.round)
+            longer = folder.settings().rounds != settings.rounds
+            if longer and state is None and folder.summary() is not None:
+                raise RunError(f"{folder.path} cannot be made longer: it has no checkpoint, only the record of a run")
         else:
             folder.create(settings)
-            state = None
-        summary = folder.summary()
+            state, longer = None, False
+        summary = None if longer else folder.summary()
         if summary is None:
             lab = laboratory(settings) if laboratory is not None else prepare(settings, model=model, data=data)
             folder.check_origin(lab.origin())
+            if longer:  # only now that nothing speaks against it: the shorter run's result is given up
+                folder.extend(settings, 0 if state is None else state.round)
             summary = _Rounds(lab, folder, watch).run(state or lab.initial_state())
         return RunResult(folder.path, summary, folder.metrics(), folder.model())
     finally:
@@ -117,19 +117,27 @@ def run(
 
 def same_run(recorded: Settings, asked: Settings) -> bool:
     """Whether two settings give the same result."""
-    return not _differences(flat(recorded.to_dict()), flat(asked.to_dict()))
+    return not differences(recorded, asked)
 
 
-def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def differences(recorded: Settings, asked: Settings) -> dict[str, str]:
+    """The settings that have a say in the result and are not the same, each by its key, in words.
+
+    Example:
+        >>> differences(Settings.preset("digits-c2"), Settings.preset("digits-c2", {"local": {"lr": 0.5}}))
+        {'local.lr': 'local.lr was 0.1, now 0.5'}
+    """
+    before, now = flat(recorded.to_dict()), flat(asked.to_dict())
     keys = sorted((before.keys() | now.keys()) - FREE_ON_RESUME)
-    return [key for key in keys if before.get(key) != now.get(key)]
+    return {
+        key: f"{key} was {before.get(key)!r}, now {now.get(key)!r}" for key in keys if before.get(key) != now.get(key)
+    }
 
 
 def check_same(recorded: Settings, asked: Settings, path: Path) -> None:
     """Refuse to go on with a run under other settings; only more rounds are allowed."""
-    before, now = flat(recorded.to_dict()), flat(asked.to_dict())
-    different = _differences(before, now)
-    if different == ["rounds"] and asked.rounds > recorded.rounds:
+    different = differences(recorded, asked)
+    if list(different) == ["rounds"] and asked.rounds > recorded.rounds:
         if asked.recipe().uses_horizon:
             raise RunError(
                 f"{path} cannot be made longer: {asked.algorithm.recipe!r} follows a schedule over all "
@@ -137,7 +145,7 @@ def check_same(recorded: Settings, asked: Settings, path: Path) -> None:
             )
         return
     if different:
-        lines = "; ".join(f"{key} was {before.get(key)!r}, now {now.get(key)!r}" for key in different)
+        lines = "; ".join(different.values())
         raise RunError(f"{path} was started with other settings: {lines}. Resume without them, or choose another --out")
 
 
@@ -157,7 +165,7 @@ class _Rounds:
         torch.set_num_threads(1)  # the result must not depend on how many cores there are
         engine: Engine | None = None
         try:
-            engine = self.lab.engine()
+            engine = self.lab.engine(state)
             while state.round < self.settings.rounds:
                 state = self._round(engine, state)
                 if state.round % self.settings.checkpoint.every == 0 or state.round == self.settings.rounds:

@@ -27,6 +27,9 @@ from fedfa.learning.recipe import Recipe
 from fedfa.messages import nearest, validation_message
 from fedfa.studies.layers import DEFAULT_RECIPE, stack
 
+OWN = "own"
+"""Stands for the name of a network or data set that was given in Python, or that sites bring."""
+
 
 class Section(BaseModel):
     """Base of the sections: frozen, unknown keys refused."""
@@ -236,13 +239,19 @@ class Settings(Section):
             raise SettingsError(validation_message(error, cls)) from None
         for part, options in settings.algorithm.options.items():
             if not isinstance(options, Mapping):
-                allowed = [*AlgorithmSettings.model_fields, *validate_options(recipe, {})]
+                parts = validate_options(recipe, {})
+                if part in parts:
+                    raise SettingsError(
+                        f"algorithm.{part} = {options!r} is a table; write algorithm.{part}.OPTION = VALUE, with one "
+                        f"of the options {', '.join(type(parts[part]).model_fields) or '(it has none)'}"
+                    )
+                allowed = [*AlgorithmSettings.model_fields, *parts]
                 raise SettingsError(
                     f"unknown key algorithm.{part}{nearest(part, allowed)}; allowed here: {', '.join(allowed)}"
                 )
         typed = validate_options(recipe, settings.algorithm.options)
-        parts = {part: options.model_dump(exclude_none=True) for part, options in typed.items()}
-        filled = {"recipe": recipe, "variant": name, **{part: values for part, values in parts.items() if values}}
+        dumped = {part: options.model_dump(exclude_none=True) for part, options in typed.items()}
+        filled = {"recipe": recipe, "variant": name, **{part: values for part, values in dumped.items() if values}}
         return settings.model_copy(update={"algorithm": AlgorithmSettings(**filled)})
 
     @classmethod
@@ -259,6 +268,20 @@ class Settings(Section):
     def from_file(cls, path: Path | str, *layers: Mapping[str, Any]) -> Settings:
         """The settings of a TOML file, with further layers on top."""
         return cls.resolve(read_toml(Path(path)), *layers)
+
+    def with_own(self, *, network: bool, data: bool) -> Settings:
+        """The settings of a run whose network or data are given in Python: they name nothing that is not used.
+
+        Example:
+            >>> Settings.preset("digits-c2").with_own(network=True, data=False).model.name
+            'own'
+        """
+        changed: dict[str, Any] = {}
+        if network:
+            changed["model"] = self.model.model_copy(update={"name": OWN, "options": {}})
+        if data:
+            changed["data"] = self.data.model_copy(update={"name": OWN})
+        return self.model_copy(update=changed)
 
     def to_dict(self) -> dict[str, Any]:
         """Complete, as plain values; what is not set is left out."""
@@ -279,6 +302,10 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SettingsError(f"no configuration file {path}; `fedfa presets` lists what exists by name") from None
+    except IsADirectoryError:
+        raise SettingsError(f"{path} is a folder; name a TOML file, such as the config.toml in a run folder") from None
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} is not valid TOML: {error}") from None
 

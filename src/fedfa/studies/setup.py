@@ -8,21 +8,21 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from fedfa.algorithms.registry import recipe_names
-from fedfa.data import DataSet, Federation, load, partition
-from fedfa.data.normalise import named_normalisation
+from fedfa.data import DataSet, Federation, dataset_from, load, partition
 from fedfa.engines.cores import choose_workers
 from fedfa.engines.engine import Engine
 from fedfa.engines.execution import choose_execution
 from fedfa.engines.local import LocalEngine
 from fedfa.engines.ray_engine import RayEngine
 from fedfa.engines.workers import with_workers
-from fedfa.errors import ModelError, SettingsError
+from fedfa.errors import DataError, ModelError, SettingsError
 from fedfa.insight.look import Look
 from fedfa.insight.observer import Observer, Schedule
 from fedfa.insight.probe import Probe
@@ -36,12 +36,15 @@ from fedfa.learning.server import ServerState
 from fedfa.learning.tensors import clone, contiguous
 from fedfa.models.split import SplitModel
 from fedfa.models.zoo import build_model
-from fedfa.studies.settings import Settings
+from fedfa.studies.settings import OWN, Settings
 
 log = logging.getLogger(__name__)
 
 ModelMaker = Callable[[], nn.Module] | nn.Module
 """Makes a network with fresh weights; or a network, whose weights then are the initial ones."""
+
+DataSource = DataSet | Any
+"""A data set, or arrays, a path or a torch ``Dataset``, of which :func:`~fedfa.data.dataset_from` makes one."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +126,13 @@ class Laboratory:
             self.settings.evaluation.batch_size,
         )
 
-    def engine(self) -> Engine:
-        """The engine that the settings ask for."""
+    def engine(self, state: ServerState | None = None) -> Engine:
+        """The engine that the settings ask for.
+
+        Args:
+            state: Where the run stands; left out, before the first round. What is tried out, is tried from there:
+                a run that goes on needs nothing of what it began with.
+        """
         local = self.local_engine()
         clients = 1 if self.recipe.pools_data else self.settings.cohort.count(len(self.federation))
         asked = self.settings.engine.workers
@@ -136,7 +144,7 @@ class Laboratory:
             return RayEngine(local, self.settings.engine.address, clients if asked == "auto" else asked)
         workers = choose_workers(asked, clients, self._expected_seconds(), self.device)
         if not self.recipe.pools_data and (asked in ("auto", 1) or self.settings.engine.execution == "stacked"):
-            state = self.initial_state()
+            state = self.initial_state() if state is None else replace(state, round=0)
             plan = self.plan(state, self.settings.local.in_round(0))
             local.stacked = choose_execution(self.settings.engine.execution, local, state, plan, clients, workers)
         if local.stacked:
@@ -167,19 +175,23 @@ def _fingerprint(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def prepare(settings: Settings, *, model: ModelMaker | None = None, data: DataSet | None = None) -> Laboratory:
+def prepare(settings: Settings, *, model: ModelMaker | None = None, data: DataSource | None = None) -> Laboratory:
     """Build everything a run needs.
 
     Args:
         settings: The run's settings.
         model: Makes the network, instead of ``settings.model.name``.
-        data: The data set, instead of ``settings.data.name``.
+        data: The data, instead of ``settings.data.name``.
     """
-    dataset = data if data is not None else load_dataset(settings)
+    dataset = load_dataset(settings) if data is None else _as_dataset(data)
     split = partition(
         dataset.train, settings.data.partition, settings.data.number_of_clients, dataset.num_classes, settings.data.seed
     )
     return assemble(settings, Federation(dataset, split), model)
+
+
+def _as_dataset(data: DataSource) -> DataSet:
+    return data if isinstance(data, DataSet) else dataset_from(data)
 
 
 def assemble(settings: Settings, federation: Federation, model: ModelMaker | None = None) -> Laboratory:
@@ -203,11 +215,14 @@ def assemble(settings: Settings, federation: Federation, model: ModelMaker | Non
 
 def load_dataset(settings: Settings) -> DataSet:
     """The data set with the normalisation that was asked for."""
+    if settings.data.name == OWN and not Path(OWN).exists():
+        raise DataError(
+            "the data of this run were given in Python, not named in its settings; go on from there, with "
+            "fedfa.run(settings, folder, resume=True, data=…)"
+        )
     directory = Path(settings.data.dir).expanduser() if settings.data.dir else None
     dataset = load(settings.data.name, data_dir=directory, offline=settings.data.offline)
-    return replace(
-        dataset, normalisation=named_normalisation(settings.data.normalise, dataset.name, dataset.normalisation)
-    )
+    return dataset.normalised(settings.data.normalise)
 
 
 def make_network(settings: Settings, dataset: DataSet, model: ModelMaker | None) -> SplitModel:
@@ -219,6 +234,11 @@ def make_network(settings: Settings, dataset: DataSet, model: ModelMaker | None)
             module = copy.deepcopy(model)  # the caller's own stays as it is
         elif model is not None:
             module = model()
+        elif settings.model.name == OWN:
+            raise ModelError(
+                "the network of this run was given in Python, not named in its settings; go on from there, with "
+                "fedfa.run(settings, folder, resume=True, model=…)"
+            )
         else:
             module = build_model(settings.model.name, example.shape[1:], classes, dict(settings.model.options))
     network = SplitModel.of(module, settings.model.head, example)

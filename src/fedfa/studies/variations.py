@@ -16,6 +16,7 @@ from fedfa.studies.layers import flat, merge, nest, parse_value, value_text
 
 _ELSEWHERE = {
     "seed": "repeat --seed instead",
+    "algorithm": "repeat --algorithm instead",
     "algorithm.recipe": "repeat --algorithm instead",
     "algorithm.variant": "repeat --algorithm METHOD@VARIANT instead",
 }

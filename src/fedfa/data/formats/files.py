@@ -52,7 +52,10 @@ def naming(path: Path) -> Iterator[None]:
     except EOFError as error:
         raise DataError(f"{path}: truncated ({error})") from error
     except _DAMAGE as error:
-        raise DataError(f"{path}: damaged or not of the expected format ({type(error).__name__}: {error})") from error
+        words = f"{type(error).__name__}: {error}"
+        if "allow_pickle" in words:  # NumPy's advice, which is not ours
+            words = "no arrays, or Python objects, which are not read because reading them could run a program"
+        raise DataError(f"{path}: damaged or not of the expected format ({words})") from error
 
 
 def check_md5(path: Path, expected: str) -> None:

@@ -110,6 +110,6 @@ Fill in `load_data` and `make_model` in `site_app.py`; choose method and rounds 
     fedfa flower up --app . --sites 3       # a try-out on this machine, with certificates and keys
     flwr run . NAME --stream                # on the SuperLink called NAME in Flower's config.toml
 
-`fedfa` (with `pip install 'fedfa[flower]'`) must be installed at the server and at every site: Flower sends this
-folder, not the packages that it imports. The manual for real machines is `docs/flower.md` of fedfa.
+`fedfa` (with its extra `flower`) must be installed at the server and at every site: Flower sends this folder, not
+the packages that it imports. The manual for real machines is `docs/flower.md` of fedfa.
 """

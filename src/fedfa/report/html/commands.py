@@ -10,7 +10,7 @@ from fedfa.errors import FedfaError
 from fedfa.report.html.reading import Run
 from fedfa.studies.layers import flat, merge, nest, value_text
 from fedfa.studies.run import FREE_ON_RESUME, same_run
-from fedfa.studies.settings import Settings, preset_layer, presets
+from fedfa.studies.settings import OWN, Settings, preset_layer, presets
 
 _MOST_ASSIGNMENTS = 8
 """With more than this, the recorded file says it better."""
@@ -21,6 +21,8 @@ def command_of(run: Run) -> str:
     again = shlex.join(["fedfa", "run", str(run.folder / "config.toml"), "--out", f"runs/{run.folder.name}"])
     try:
         settings = Settings.resolve(run.config)
+        if OWN in (settings.model.name, settings.data.name):
+            return _from_python(run, settings)
         best = _nearest(settings)
     except FedfaError:  # an own method whose file is not here, or settings of another version
         return again
@@ -34,6 +36,14 @@ def command_of(run: Run) -> str:
         else:
             words += ["--set", f"{key}={value_text(value)}"]
     return shlex.join([*words, "--out", f"runs/{run.folder.name}"])
+
+
+def _from_python(run: Run, settings: Settings) -> str:
+    """For a network or data that no settings can name."""
+    words = [f"fedfa.Settings.from_file({str(run.folder / 'config.toml')!r})", repr(f"runs/{run.folder.name}")]
+    words += ["model=…"] if settings.model.name == OWN else []
+    words += ["data=…"] if settings.data.name == OWN else []
+    return f"fedfa.run({', '.join(words)})  # in Python"
 
 
 def watching(report: str) -> str:

@@ -14,7 +14,7 @@ from fedfa.data import Federation, load, partition
 from fedfa.data.skew import SplitSummary, summary
 from fedfa.errors import FedfaError
 from fedfa.report.html.reading import Run
-from fedfa.studies.settings import DataSettings
+from fedfa.studies.settings import OWN, DataSettings
 
 #: More clients than this are thinned out evenly: a column would be narrower than a pixel or two.
 _MOST_CLIENTS = 250
@@ -74,6 +74,8 @@ def _make(run: Run) -> Split | str:
         asked = DataSettings.model_validate(run.config.get("data", {}))
     except ValueError:
         return "the settings of its data cannot be read"
+    if asked.name == OWN:
+        return "its data were not named in the settings, but given in Python or by the sites"
     directory = Path(asked.dir).expanduser() if asked.dir else None
     dataset = load(asked.name, data_dir=directory, offline=True)
     expected = _fingerprint(run)
