@@ -94,7 +94,7 @@ def federate(
     sites = _gather(directory, federation)
     own_data = directory.input_shape is not None
     config = RunConfig(run_config, own_data=own_data)
-    settings = config.settings(sites)
+    settings = config.settings(sites).with_own(network=make_model is not None, data=own_data)
     log.info("%s with %d sites (%d are here); record in %s", settings.algorithm.recipe, sites, len(directory.here), out)
 
     def laboratory(resolved: Settings) -> Laboratory:

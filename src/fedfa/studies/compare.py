@@ -299,7 +299,10 @@ class Comparison:
 
     def _is_taken(self, cell: Cell) -> bool:
         """Whether another process is working on a cell, or has just finished it."""
-        return RunFolder(cell.folder).in_use() or not self._is_missing(cell)
+        try:
+            return RunFolder(cell.folder).in_use() or cell.finished()
+        except RunError:
+            return False
 
     def _stop(self) -> None:
         for running in self._running.values():
