@@ -192,7 +192,6 @@ def assert_one_error(code: int, err: str, *words: str) -> None:
         (["--set", "local.lr"], ["--set 'local.lr'", "key=value"]),
         (["--algorithm", "fedfb"], ["unknown method 'fedfb'", "did you mean 'fedfa'?"]),
         (["--algorithm", "mine.py"], ["no file", "mine.py"]),
-        (["--algorithm", "fedfa+fedfa"], ["names fedfa twice"]),
         (["--algorithm", "fedfa@papr"], ["'papr'", "did you mean 'paper'?"]),
         (["--set", "algorithm=fedavg"], ["algorithm.recipe = 'fedavg'"]),
         (["--set", "with.moon.muu=5"], ["unknown key with.moon.muu", "did you mean 'mu'?"]),

@@ -169,7 +169,6 @@ def test_learning_rate_of_a_round() -> None:
         ({"algorithm": "fedavg"}, ["algorithm = 'fedavg' is a table", "algorithm.recipe = 'fedavg'"]),
         ({"algorithm": {"anchors": 3}}, ["algorithm.anchors = 3 is a table", "OPTION = VALUE", "momentum"]),
         ({"with": {"moon": {"muu": 3}}}, ["unknown key with.moon.muu", "did you mean 'mu'?"]),
-        ({"algorithm": {"recipe": "fedfa+fedfa"}}, ["'fedfa+fedfa' names fedfa twice"]),
         ({"with": 3}, ["with = 3 is a table", "with.PART.OPTION = VALUE"]),
         ({"with": {"anchors": 3}}, ["algorithm.anchors = 3 is a table"]),
         ({"data": {"partition": "shard:2"}}, ["shard", "shards"]),

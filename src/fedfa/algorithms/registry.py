@@ -85,8 +85,6 @@ def methods_of(recipe: str) -> list[Method]:
         ['fedfa']
     """
     names = recipe_names(recipe)
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise RecipeError(f"the recipe {recipe!r} names {twice} twice; name each method once")
     return [_from_file(Path(name)) if name.endswith(".py") else _known(name) for name in names]
 
 
