@@ -120,8 +120,8 @@ def test_a_data_set_without_test_samples_is_none(blobs: DataSet) -> None:
     [
         ({"settings": "local.lr='0.1"}, r"settings = .* cannot be split into assignments: No closing quotation"),
         ({"data.clients": "x"}, r"data\.clients = 'x' is no number of sites"),
-        ({"data": 3}, r"data = 3 is a table"),
-        ({"settings": "model=3"}, r"model = 3 is a table"),
+        ({"data": 3}, r"data = 3: this is a table"),
+        ({"settings": "model=3"}, r"model = 3: this is a table"),
         ({"insight.every": 1}, r"leave insight\.every and insight\.features out"),
         ({"preset": "digits-c3"}, "did you mean 'digits-c2'"),
     ],

@@ -83,7 +83,7 @@ class RunConfig:
         asked = assign(asked, assignments)
         for section in ("data", "model"):  # read here before anything is validated
             if not isinstance(asked.get(section, {}), Mapping):
-                raise SettingsError(f"{section} = {asked[section]!r} is a table; write {section}.KEY = VALUE")
+                raise SettingsError(f"{section} = {asked[section]!r}: this is a table; write {section}.KEY = VALUE")
         self.own_data = own_data
         federation = asked.pop(FEDERATION, {})
         self._asked = asked

@@ -109,9 +109,9 @@ def _refuse_values_for_tables(layer: Mapping[str, Any]) -> None:
     """The tables that are read before anything is validated."""
     algorithm, conditional = layer.get("algorithm", {}), layer.get(WITH, {})
     if not isinstance(algorithm, Mapping):
-        raise SettingsError(f"algorithm = {algorithm!r} is a table; write algorithm.recipe = {str(algorithm)!r}")
+        raise SettingsError(f"algorithm = {algorithm!r}: this is a table; write algorithm.recipe = {str(algorithm)!r}")
     if not isinstance(conditional, Mapping):
-        raise SettingsError(f"{WITH} = {conditional!r} is a table; write {WITH}.PART.OPTION = VALUE")
+        raise SettingsError(f"{WITH} = {conditional!r}: this is a table; write {WITH}.PART.OPTION = VALUE")
 
 
 def _for_parts_of(recipe: str, conditional: Mapping[str, Any]) -> dict[str, Any]:

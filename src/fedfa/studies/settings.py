@@ -242,8 +242,8 @@ class Settings(Section):
                 parts = validate_options(recipe, {})
                 if part in parts:
                     raise SettingsError(
-                        f"algorithm.{part} = {options!r} is a table; write algorithm.{part}.OPTION = VALUE, with one "
-                        f"of the options {', '.join(type(parts[part]).model_fields) or '(it has none)'}"
+                        f"algorithm.{part} = {options!r}: this is a table; write algorithm.{part}.OPTION = VALUE, "
+                        f"with one of the options {', '.join(type(parts[part]).model_fields) or '(it has none)'}"
                     )
                 allowed = [*AlgorithmSettings.model_fields, *parts]
                 raise SettingsError(
