@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from fedfa.engines.cores import available_cores
 from fedfa.errors import SettingsError
 from fedfa.report.comparison_table import HEADER, comparison_rows
+from fedfa.studies import compare
 from fedfa.studies.compare import Cell, Comparison, plan_cells
 from fedfa.studies.folder import RunFolder
 from fedfa.studies.run import run
@@ -73,6 +75,58 @@ def test_runs_in_processes_are_those_of_this_process_and_a_failure_does_not_stop
     assert [row[0] for row in rows] == ["fedavg", "fedfa"]
     assert len(rows[0]) == len(HEADER)
     assert markdown_table(HEADER, rows).count("\n") == 3
+
+
+@pytest.mark.parametrize(
+    ("methods", "jobs", "cores", "shares"),
+    [
+        (["fedavg"], 4, 8, [8]),  # alone: all of them, and none idle
+        (["fedavg", "fedprox"], 4, 8, [4, 4]),
+        (["fedavg", "fedprox"], 1, 8, [8, 8]),  # one after the other
+        (["fedavg", "fedprox", "fedlc"], 4, 8, [2, 2, 2]),
+        (["fedavg", "fedprox", "fedlc"], 2, 2, [1, 1]),  # the third: what the others leave, which depends on time
+        (["fedavg", "fedprox"], 4, 1, [1, 1]),
+    ],
+)
+def test_cells_share_the_cores(
+    methods: list[str], jobs: int, cores: int, shares: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = []
+
+    def start(self: Comparison, cell: Cell, cores: int) -> object:
+        given.append(cores)
+        return compare._Running(cell, subprocess.Popen([sys.executable, "-c", "pass"]), tmp_path / "log", before=0)
+
+    monkeypatch.setattr(compare, "available_cores", lambda: cores)
+    monkeypatch.setattr(Comparison, "_start", start)
+    Comparison(plan_cells(methods, [1], [QUICK], tmp_path), jobs, quiet).run()
+    assert given[: len(shares)] == shares
+    assert len(given) == len(methods)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no list of processes to look into here")
+@pytest.mark.parametrize(("asked", "share", "workers"), [("auto", 2, 2), (1, 2, 0)])
+def test_a_long_cell_takes_workers_for_its_share_or_as_many_as_its_settings_say(
+    asked: str | int, share: int, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if share > available_cores():
+        pytest.skip("this machine has one core")
+    monkeypatch.setattr(compare, "available_cores", lambda: share)
+    engine = {"workers": asked, "execution": "each"}
+    [cell] = plan_cells(["fedavg"], [1], [QUICK, {"rounds": 100_000, "engine": engine}], tmp_path)
+
+    class SeenEnoughError(Exception):
+        pass
+
+    def look(cell: Cell, record: dict[str, Any]) -> None:
+        [running] = work._running.values()
+        pid = running.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        raise SeenEnoughError(len(children))
+
+    work = Comparison([cell], 1, look)
+    with pytest.raises(SeenEnoughError, match=f"^{workers}$"):
+        work.run()
 
 
 def test_a_folder_with_another_run_is_not_written_over(tmp_path: Path) -> None:
@@ -168,8 +222,8 @@ def test_a_cell_that_another_process_takes_at_the_last_moment_is_left_to_it(
     other = RunFolder(cell.folder)
     start = Comparison._start
 
-    def be_slower(self: Comparison, cell: Cell) -> object:
-        running = start(self, cell)
+    def be_slower(self: Comparison, cell: Cell, cores: int) -> object:
+        running = start(self, cell, cores)
         other.reopen()  # takes the lock, long before the new process asks for it
         return running
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedfa.algorithms.registry import methods_of, part_types
+from fedfa.engines.cores import available_cores
 from fedfa.errors import FedfaError, RunError, SettingsError
 from fedfa.studies.folder import RunFolder
 from fedfa.studies.layers import absolute_files, recipe_and_variant
@@ -90,8 +91,8 @@ class Cell:
             raise RunError(f"{self.folder} cannot be read ({error}); remove it or choose another --out") from None
 
     def command(self) -> list[str]:
-        """The arguments of ``fedfa`` that run it, or go on with it. The cells share the cores: one process each."""
-        return ["run", "--resume", "--workers", "1", "--out", str(self.folder)]
+        """The arguments of ``fedfa`` that run it, or go on with it."""
+        return ["run", "--resume", "--out", str(self.folder)]
 
     def ready(self) -> bool:
         """Whether it can begin, or should wait for another cell to end."""
@@ -178,9 +179,11 @@ class _Running:
 
 @dataclass
 class Comparison:
-    """Runs cells, some at a time, each in a process with one thread.
+    """Runs cells, some at a time, each in a process of its own.
 
-    Two processes with one thread each are faster than one with two, and the results are the same.
+    They share the cores evenly. Where there are fewer cells than cores, a cell trains its clients in several workers;
+    where there are enough, in one, because cells side by side never wait for each other's rounds. The results are the
+    same.
 
     Args:
         cells: What to run, in this order; finished ones are left alone.
@@ -245,8 +248,9 @@ class Comparison:
             if chosen is None:
                 return
             cell = waiting.pop(chosen)
+            at_once = min(self.jobs, len(self._running) + 1 + len(waiting))
             try:
-                running = self._start(cell)
+                running = self._start(cell, cores=max(1, available_cores() // at_once))
             except RunError as error:
                 self.failed[cell.name] = str(error)
             else:
@@ -257,8 +261,8 @@ class Comparison:
                 else:
                     self._running[cell.folder] = running
 
-    def _start(self, cell: Cell) -> _Running | None:
-        """Begin the cell's process; None if another process is working on the cell."""
+    def _start(self, cell: Cell, cores: int) -> _Running | None:
+        """Begin the cell's process, with so many cores for it; None if another process is working on the cell."""
         record = RunFolder(cell.folder)
         if record.in_use():
             return None
@@ -271,7 +275,8 @@ class Comparison:
         # As a child that watches this process: however this one ends, no training is left behind.
         command = [sys.executable, "-m", "fedfa.cli.child", *cell.command()]
         with log.open("ab") as file:
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "COLUMNS": "1000"}
+            # The first is what available_cores goes by: the cell takes as many workers if that pays.
+            environment = {**os.environ, "OMP_NUM_THREADS": str(cores), "MKL_NUM_THREADS": "1", "COLUMNS": "1000"}
             before = log.stat().st_size
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=file, env=environment)
             return _Running(cell, process, log, before)
