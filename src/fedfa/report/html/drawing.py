@@ -103,17 +103,25 @@ def text_width(text: str, size: float = 12.0) -> float:
 
 
 def shorten(text: str, width: float, size: float = 12.0) -> str:
-    """The text, cut to fit into so many pixels.
+    """The text, cut to fit into so many pixels; what follows its last comma stays if it takes little.
+
+    Titles are such: panels of one method differ in the round alone, which stands last.
 
     Example:
         >>> shorten("a rather long name", 60, 12)
         'a rathe…'
+        >>> shorten("a rather long name, round 3", 120, 12)
+        'a rather…, round 3'
     """
     if text_width(text, size) <= width:
         return text
-    while text and text_width(text + "…", size) > width:
+    text, comma, last = text.rpartition(", ")
+    end = "…" + comma + last
+    if not comma or text_width(end, size) > 2 / 3 * width:
+        text, end = text + comma + last, "…"
+    while text and text_width(text + end, size) > width:
         text = text[:-1]
-    return text.rstrip() + "…"
+    return text.rstrip() + end
 
 
 def shape_outline(shape: str, x: float, y: float, r: float) -> list[Point]:
