@@ -297,7 +297,7 @@ class Comparison:
         elif code:
             said = running.log.read_bytes()[running.before :].decode("utf-8", errors="replace")
             _, mark, reason = said.rpartition("error:")
-            killed = " (killed, perhaps for lack of memory: fewer --jobs)" if code == -signal.SIGKILL else ""
+            killed = " (killed, perhaps for lack of memory: try OMP_NUM_THREADS=1)" if code == -signal.SIGKILL else ""
             self.failed[cell.name] = reason.strip() if mark else f"ended with code {code}{killed}; {running.log}"
         else:
             running.log.unlink(missing_ok=True)
