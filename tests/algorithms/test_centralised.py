@@ -42,7 +42,7 @@ def test_it_is_sgd_on_all_data_with_as_many_steps_as_the_cohort_makes(tmp_path: 
             chosen = everybody[batch]
             optimiser.zero_grad()
             loss = functional.cross_entropy(network(blobs.train.inputs[chosen]), blobs.train.labels[chosen])
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimiser.step()
     for name, expected in zip(start, network.parameters(), strict=True):
         assert_close(result.model[name], expected.detach(), rtol=1e-4, atol=1e-6)

@@ -165,7 +165,7 @@ def test_one_client_and_one_step_is_a_step_of_sgd(method: str) -> None:
     game = Play(method, [(x, y)], batch_size=len(y), weight_decay=0.01, lr=0.1).round()
     network = game.network
     optimiser = torch.optim.SGD(network.parameters(), lr=0.1, weight_decay=0.01)
-    functional.cross_entropy(network(torch.from_numpy(x)), torch.from_numpy(y)).backward()  # type: ignore[no-untyped-call]
+    functional.cross_entropy(network(torch.from_numpy(x)), torch.from_numpy(y)).backward()
     optimiser.step()
     expected = dict(network.named_parameters()) | dict(network.named_buffers())
     assert_close(game.model_of(0), {n: t.detach() for n, t in expected.items()}, rtol=1e-10, atol=1e-12)

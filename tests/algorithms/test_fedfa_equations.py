@@ -233,7 +233,7 @@ class TestCalibrationStep:
         for _ in range(5):
             torch_adam.zero_grad()
             logits = theirs(context.received["anchors"]["anchors"])
-            torch.nn.functional.cross_entropy(logits, torch.arange(2)).backward()  # type: ignore[no-untyped-call]
+            torch.nn.functional.cross_entropy(logits, torch.arange(2)).backward()
             torch_adam.step()
             part.after_step(context, batch_of(UNIT, [0, 1]))
         assert_close(context.model.head.weight.data, theirs.weight.data, rtol=1e-12, atol=1e-14)

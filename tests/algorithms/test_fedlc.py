@@ -85,7 +85,7 @@ def test_the_calibrated_loss_and_its_gradient_by_hand() -> None:
     """
     logits = numbers([0, 0, 5]).requires_grad_()
     loss = functional.cross_entropy(calibrated(logits, [16, 1, 0]), torch.tensor([1]))
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     p1 = 1 / (1 + exp(0.5))
     assert_close(loss.detach(), numbers(log(1 + exp(0.5))).squeeze())
     assert_close(logits.grad, numbers([1 - p1, p1 - 1, 0]))
@@ -95,7 +95,7 @@ def test_the_calibrated_loss_and_its_gradient_by_hand() -> None:
 def test_the_rarer_class_pulls_harder(form: Form) -> None:
     """At equal logits |∂ℓ/∂f_y| = 1 − p_y, and calibration makes p_y smaller the rarer y is."""
     logits = torch.zeros(2, 2, dtype=torch.float64, requires_grad=True)
-    functional.cross_entropy(calibrated(logits, [90, 10], form=form), torch.tensor([0, 1]), reduction="sum").backward()  # type: ignore[no-untyped-call]
+    functional.cross_entropy(calibrated(logits, [90, 10], form=form), torch.tensor([0, 1]), reduction="sum").backward()
     assert logits.grad is not None
     frequent, rare = logits.grad[0, 0].abs(), logits.grad[1, 1].abs()
     assert rare > 0.5 > frequent

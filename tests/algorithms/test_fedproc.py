@@ -65,7 +65,7 @@ def test_the_loss_of_each_sample_by_hand() -> None:
 def test_the_gradient_by_hand_points_away_from_the_own_prototype() -> None:
     """For (3, 4) of class 0: σ(0.4)/τ · (Δ − 0.2·direction)/5 with Δ = (0, 1) − (1, 0), as a descent moves to p₀."""
     z = Z[:1].clone().requires_grad_()
-    prototype_contrastive_loss(z, Y[:1], directions(PROTOTYPES), ALL, tau=0.5).sum().backward()  # type: ignore[no-untyped-call]
+    prototype_contrastive_loss(z, Y[:1], directions(PROTOTYPES), ALL, tau=0.5).sum().backward()
     sigma = 1 / (1 + exp(-0.4))
     assert z.grad is not None
     assert_close(z.grad, numbers([2 * sigma * -0.224, 2 * sigma * 0.168]))
@@ -85,7 +85,7 @@ def test_a_class_without_prototype_is_no_part_of_the_sum_and_its_samples_have_no
     z = torch.cat([Z, numbers([1, 1])]).requires_grad_()
     each = prototype_contrastive_loss(z, torch.tensor([0, 1, 2]), three, numbers([1], [1], [0]), tau=0.5)
     assert_close(each.detach(), numbers(FIRST, SECOND, 0))
-    each.sum().backward()  # type: ignore[no-untyped-call]
+    each.sum().backward()
     assert z.grad is not None
     assert z.grad.isfinite().all()
     assert torch.equal(z.grad[2], numbers(0, 0))

@@ -57,7 +57,7 @@ def test_the_gradient_per_sample_by_hand() -> None:
     """2 (h − p_y) / (3·2)."""
     part, ctx = begun()
     h = H.clone().requires_grad_()
-    part.loss(ctx, batch_of(h, Y), numbers(0).squeeze()).backward()  # type: ignore[no-untyped-call]
+    part.loss(ctx, batch_of(h, Y), numbers(0).squeeze()).backward()
     assert_close(h.grad, numbers([2, 0], [0, 1], [3, 0]) / 3)
 
 
@@ -72,7 +72,7 @@ def test_the_gradient_per_class_by_hand() -> None:
     """The unit vector from prototype to mean over the number of samples: (1, ½)/√1.25/2 twice, (1, 0); ‖·‖ not ‖·‖²."""
     part, ctx = begun(numbers([1], [1], [0]), loss="class")
     h = H.clone().requires_grad_()
-    part.loss(ctx, batch_of(h, Y), numbers(0).squeeze()).backward()  # type: ignore[no-untyped-call]
+    part.loss(ctx, batch_of(h, Y), numbers(0).squeeze()).backward()
     first = [1 / sqrt(1.25) / 2, 0.5 / sqrt(1.25) / 2]
     assert_close(h.grad, numbers(first, first, [1, 0]))
 
@@ -80,7 +80,7 @@ def test_the_gradient_per_class_by_hand() -> None:
 def test_a_mean_that_lies_on_its_prototype_has_a_finite_gradient() -> None:
     part, ctx = begun(loss="class")
     h = PROTOTYPES[:2].clone().requires_grad_()
-    part.loss(ctx, batch_of(h, [0, 1]), numbers(0).squeeze()).backward()  # type: ignore[no-untyped-call]
+    part.loss(ctx, batch_of(h, [0, 1]), numbers(0).squeeze()).backward()
     assert h.grad is not None
     assert h.grad.isfinite().all()
 

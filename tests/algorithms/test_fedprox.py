@@ -50,7 +50,7 @@ def test_it_is_the_gradient_of_the_term_in_the_loss(momentum: float, decay: floa
                 for name, parameter in network.named_parameters():
                     loss = loss + 0.7 / 2 * (parameter - start[name]).square().sum()
                 optimiser.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 optimiser.step()
         sent = game.train(client).sums["fedavg/model"]
         for name, parameter in network.named_parameters():

@@ -49,7 +49,7 @@ def test_fedavg_with_one_client_is_plain_sgd(seed: int) -> None:
             for batch in epoch:
                 optimiser.zero_grad()
                 loss = functional.cross_entropy(network(inputs[batch]), labels[batch])
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 optimiser.step()
         assert_close(found[t], dict(network.state_dict()), rtol=1e-12, atol=1e-14)
 

@@ -58,7 +58,7 @@ def test_the_gradient_by_hand() -> None:
     ∂ℓ/∂z = σ(0.4)/τ · (Δ − 0.2·direction)/5 = 2 σ(0.4) · (−1.12, 0.84)/5. Minimising moves z to the global (1, 0).
     """
     z = Z[:1].clone().requires_grad_()
-    model_contrastive_loss(z, contrast(GLOB[:1], PREV[:1]), tau=0.5).sum().backward()  # type: ignore[no-untyped-call]
+    model_contrastive_loss(z, contrast(GLOB[:1], PREV[:1]), tau=0.5).sum().backward()
     sigma = 1 / (1 + exp(-0.4))
     assert_close(z.grad, numbers([2 * sigma * -0.224, 2 * sigma * 0.168]))
 
@@ -96,7 +96,7 @@ def test_it_is_not_the_ratio_of_batch_means() -> None:
 def test_features_of_length_zero_do_no_harm() -> None:
     z = torch.zeros(1, 2, dtype=torch.float64, requires_grad=True)
     loss = model_contrastive_loss(z, contrast(GLOB[:1], PREV[:1]), tau=0.5).sum()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     assert_close(loss.detach(), numbers(log(2)).squeeze())
     assert z.grad is not None
     assert z.grad.isfinite().all()

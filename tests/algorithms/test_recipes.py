@@ -90,7 +90,7 @@ class TestComposition:
 
     def test_hooks_are_those_that_a_part_defines(self) -> None:
         recipe = build_recipe("fedfa")
-        assert [hook.__self__.name for hook in recipe.hooks("loss")] == ["anchors"]  # type: ignore[attr-defined]
+        assert [hook.__self__.name for hook in recipe.hooks("loss")] == ["anchors"]  # type: ignore[attr-defined]  # hooks are bound methods
         assert recipe.hooks("logits") == []
         assert build_recipe("fedavg").hooks("loss") == []
 

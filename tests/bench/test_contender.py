@@ -24,7 +24,7 @@ REPORT = "import os, json; from pathlib import Path; Path(os.environ['FEDFA_BENC
 
 
 def program(text: str, **more: object) -> Contender:
-    return Contender("p", "a program", (sys.executable, "-c", text), **more)  # type: ignore[arg-type]
+    return Contender("p", "a program", (sys.executable, "-c", text), **more)  # type: ignore[arg-type]  # of many types
 
 
 def test_a_report_comes_back_with_what_the_program_was_told(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_the_loop_makes_every_step_of_its_share(monkeypatch: pytest.MonkeyPatch)
     steps = 0
 
     class Counting(torch.optim.SGD):
-        def step(self, closure: object = None) -> None:  # type: ignore[override]
+        def step(self, closure: object = None) -> None:  # type: ignore[override]  # torch has two forms
             nonlocal steps
             steps += 1
             super().step()

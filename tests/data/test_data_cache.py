@@ -117,7 +117,7 @@ def make_slowly(directory: Path, start: Any, results: Any) -> None:
         assert known.make is not None
         return known.make(parts)
 
-    KNOWN["digits"] = replace(known, make=make)  # type: ignore[index]
+    KNOWN["digits"] = replace(known, make=make)  # type: ignore[index]  # a Mapping, but a dict
     start.wait()
     results.put(load("digits", data_dir=directory).fingerprint)
 

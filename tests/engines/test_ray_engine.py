@@ -248,7 +248,7 @@ def test_a_node_with_other_versions_is_refused(
 def test_what_cannot_be_sent(connected: TestCluster, blobs: DataSet) -> None:
     lab = laboratory("fedavg", blobs)
     local = local_engine(lab)
-    local._made_of[1].module.lock = threading.Lock()  # type: ignore[assignment]
+    local._made_of[1].module.lock = threading.Lock()  # type: ignore[assignment]  # what cannot travel
     with pytest.raises(ClusterError, match="cannot be sent to a cluster: TypeError"):
         RayEngine(local, connected.address, 2)
 
@@ -359,7 +359,7 @@ def test_data_are_in_a_nodes_memory_once(troubled: tuple[RayEngine, Any]) -> Non
         weight = next(outpost.actor._local.model.module.parameters())
         files = {}
         for name, tensor in {**tensors, "weight": weight}.items():
-            for line in open("/proc/self/maps"):  # noqa: SIM115
+            for line in open("/proc/self/maps"):  # noqa: SIM115  # ends with its process
                 first, last = (int(end, 16) for end in line.split()[0].split("-"))
                 if first <= tensor.data_ptr() < last:
                     files[name] = line.split(maxsplit=5)[5].strip() if len(line.split()) > 5 else ""

@@ -292,7 +292,7 @@ def test_a_site_with_another_network_is_told_so(tmp_path: Path, caplog: pytest.L
                 message.content.config_records["plan"]["origin/network"] = "0" * 32
         return push(messages)
 
-    grid.push_messages = falsifying  # type: ignore[method-assign, assignment]
+    grid.push_messages = falsifying  # type: ignore[method-assign, assignment]  # a dishonest network
     with caplog.at_level(logging.WARNING, "fedfa"):
         flower = serve(tmp_path / "run", grid, rounds=1)
     assert "(site 1): the network here is not the server's" in caplog.text

@@ -137,7 +137,7 @@ def make_result(**more: object) -> SiteResult:
         "anchors/anchors": WeightedSum({"last": torch.randn(4, 3)}, torch.tensor([[1.0], [0.0], [4.0], [0.0]])),
     }
     values = {"client": 2, "sums": sums, "kept": {}, "steps": 3, "sample_steps": 12, "loss": 0.25, "cpu_seconds": 0.5}
-    return SiteResult(ClientResult(**(values | more)), "ab" * 16, 4, True, False, {"train": 1.5})  # type: ignore[arg-type]
+    return SiteResult(ClientResult(**(values | more)), "ab" * 16, 4, True, False, {"train": 1.5})  # type: ignore[arg-type]  # of many types
 
 
 @pytest.mark.parametrize("loss", [0.25, None])
@@ -180,7 +180,7 @@ def test_an_evaluation_arrives() -> None:
 )
 def test_an_evaluation_that_cannot_be_is_refused(change: dict[str, object], problem: str) -> None:
     content = describe_evaluation(SiteEvaluation(1, Evaluation(0.5, 2.0, [0.5, 0.5], {}), (4, 4)))
-    content.config_records["evaluation"].update(change)  # type: ignore[arg-type]
+    content.config_records["evaluation"].update(change)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(BadMessageError, match=problem):
         read_evaluation(content, 2)
 
@@ -249,7 +249,7 @@ def test_arrays_of_objects_and_unknown_forms_are_refused() -> None:
 )
 def test_values_of_the_wrong_kind_are_refused(record: str, key: str, value: object, problem: str) -> None:
     content = describe_result(make_result())
-    content.config_records[record][key] = value  # type: ignore[assignment]
+    content.config_records[record][key] = value  # type: ignore[assignment]  # wrong on purpose
     with pytest.raises(BadMessageError, match=problem):
         read_result(content)
 

@@ -50,7 +50,7 @@ def array(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable
 
 def value(name: str, to: object) -> Callable[[Message], None]:
     def spoil(reply: Message) -> None:
-        reply.content.config_records["result"][name] = to  # type: ignore[assignment]
+        reply.content.config_records["result"][name] = to  # type: ignore[assignment]  # wrong on purpose
 
     return spoil
 

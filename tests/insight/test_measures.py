@@ -179,7 +179,7 @@ def test_the_gradient_of_the_classifier_is_autograds(with_bias: bool) -> None:
     features, labels = random(12, 5), torch.arange(12) % 3
     weight = random(3, 5, seed=1).requires_grad_()
     bias = random(3, seed=2) if with_bias else None
-    functional.cross_entropy(functional.linear(features, weight, bias), labels).backward()  # type: ignore[no-untyped-call]
+    functional.cross_entropy(functional.linear(features, weight, bias), labels).backward()
     assert weight.grad is not None
     assert torch.allclose(measures.classifier_gradient(features, labels, weight.detach(), bias), weight.grad)
 

@@ -53,7 +53,7 @@ def test_lemma_two_by_hand() -> None:
 def test_the_exact_step_is_that_of_gradient_descent() -> None:
     features, labels, bias = random(9, 4), torch.arange(9) % 3, random(3, seed=2)
     weight = random(3, 4, seed=1).requires_grad_()
-    functional.cross_entropy(features @ weight.mT + bias, labels).backward()  # type: ignore[no-untyped-call]
+    functional.cross_entropy(features @ weight.mT + bias, labels).backward()
     assert weight.grad is not None
     found = predictions(features, labels, weight, bias, lr=0.3)
     assert torch.allclose(found["classifier gradient"], -0.3 * weight.grad)

@@ -169,7 +169,7 @@ def test_plain_training_equals_torch_written_out() -> None:
     for _ in range(2):
         optimiser.zero_grad()
         loss = nn.functional.cross_entropy(module(data.inputs), data.labels)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimiser.step()
         losses.append(loss.item())
     for name, value in module.state_dict().items():

@@ -63,7 +63,8 @@ def go(recipe: str, folder: Path, data: DataSet, **more: Any) -> RunResult:
 
 def test_a_client_is_evaluated_on_its_own_domains(data: DataSet) -> None:
     federation = prepare(settings("local"), data=data, model=network).federation
-    assert [federation.test_of(k).domains.unique().tolist() for k in range(6)] == [[0]] * 3 + [[1]] * 3  # type: ignore[union-attr]
+    domains = [federation.test_of(client).domains for client in range(6)]
+    assert [of_one is not None and of_one.unique().tolist() for of_one in domains] == [[0]] * 3 + [[1]] * 3
     assert [len(federation.test_of(k)) for k in range(6)] == [80] * 3 + [240] * 3
     mixed = prepare(settings("local", data={"partition": "iid"}), data=data, model=network).federation
     assert [len(mixed.test_of(k)) for k in range(6)] == [320] * 6

@@ -83,11 +83,11 @@ def test_torch_stream_puts_the_global_state_back_after_an_error(error: Callable[
 
 def test_leaves_numpys_global_generator_alone() -> None:
     np.random.seed(1)
-    expected = np.random.get_state(legacy=True)[1].tolist()  # type: ignore[index]
+    expected = np.random.get_state(legacy=True)[1].tolist()  # type: ignore[index]  # it is a tuple
     stream(1, "x").random(5)
     with torch_stream(1, "x"):
         torch.rand(2)
-    assert np.random.get_state(legacy=True)[1].tolist() == expected  # type: ignore[index]
+    assert np.random.get_state(legacy=True)[1].tolist() == expected  # type: ignore[index]  # it is a tuple
 
 
 @given(st.integers(-(2**70), 2**70), st.text(max_size=8), st.lists(st.integers(0, 2**40), max_size=3))

@@ -41,7 +41,7 @@ def by_autograd(model: StackedModel, x: Tensor, y: Tensor) -> list[Tensor]:
     """The gradients of each client's network alone."""
     networks = [_alone(model, k) for k in range(CLIENTS)]
     for network, own_x, own_y in zip(networks, x, y, strict=True):
-        functional.cross_entropy(network(own_x), own_y).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        functional.cross_entropy(network(own_x), own_y).backward()
     each = [[parameter.grad for parameter in network.parameters()] for network in networks]
     return [torch.stack([one for one in of_all if one is not None]) for of_all in zip(*each, strict=True)]
 

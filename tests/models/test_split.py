@@ -71,7 +71,7 @@ def test_features_are_the_heads_input_with_their_graph(module: nn.Module) -> Non
 def test_gradient_through_the_features_reaches_the_body_and_not_the_head() -> None:
     module = HeadFirst()
     features, _ = SplitModel.of(module, example=X)(X)
-    features.square().sum().backward()  # type: ignore[no-untyped-call]
+    features.square().sum().backward()
     assert module.fc.weight.grad is None
     assert module.body.get_parameter("0.weight").grad is not None
 

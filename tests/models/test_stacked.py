@@ -111,7 +111,7 @@ def hooked(kind: str) -> nn.Module:
     elif kind == "backward":
         head.register_full_backward_hook(lambda _module, _into, _out: None)
     else:
-        body.weight.register_hook(lambda gradient: gradient / 2)  # type: ignore[no-untyped-call]
+        body.weight.register_hook(lambda gradient: gradient / 2)
     return nn.Sequential(body, nn.ReLU(), head)
 
 
@@ -157,13 +157,13 @@ def test_outputs_and_gradients_are_those_of_each_network(name: str) -> None:
     inputs = torch.randn(3, *example.shape, generator=draw, dtype=torch.float64)
     stacked.load_each(states)
     features, logits = stacked(inputs)
-    logits.square().sum().backward()  # type: ignore[no-untyped-call]
+    logits.square().sum().backward()
     gradients = {n: p.grad for n, p in stacked.module.named_parameters()}
     for k, state in enumerate(states):
         model.load(state)
         model.module.zero_grad()
         mine, scores = model(inputs[k])
-        scores.square().sum().backward()  # type: ignore[no-untyped-call]
+        scores.square().sum().backward()
         assert_close(features[k], mine)
         assert_close(logits[k], scores)
         for n, parameter in model.module.named_parameters():

@@ -148,7 +148,7 @@ def test_network(
     h, logits = split(example)
     assert h.shape == (2, features)
     assert logits.shape == (2, classes)
-    logits.square().sum().backward()  # type: ignore[no-untyped-call]
+    logits.square().sum().backward()
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in module.parameters())
 
 
@@ -164,7 +164,7 @@ def test_channels_last_gives_the_same_output(
     x = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = module(x)
-        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
         last = x.to(memory_format=torch.channels_last) if x.dim() == 4 else x
         assert torch.allclose(module(last), expected, rtol=1e-3, atol=1e-4)
 

@@ -241,9 +241,9 @@ def test_fifty_kills(tmp_path: Path, data_dir: Path) -> None:
         draw.shuffle(plan)
         (folder := tmp_path / str(number)).mkdir()
         hits = kill_until_done(folder, asked(folder, data_dir, recipe, 60, every), kind, plan, draw)
-        print(f"{Path(recipe).stem}, every {every}, {kind.__name__}: {dict(hits)}", flush=True)  # noqa: T201
+        print(f"{Path(recipe).stem}, every {every}, {kind.__name__}: {dict(hits)}", flush=True)  # noqa: T201  # progress of a long test
         together += hits
-    print(f"{together.total()} kills, each resumed: {dict(together)}")  # noqa: T201
+    print(f"{together.total()} kills, each resumed: {dict(together)}")  # noqa: T201  # its result
     assert together.total() >= 50
     assert together["start-up"] >= 3
     assert min(together["training"], together["writing"]) >= 10

@@ -75,7 +75,7 @@ def test_an_error_while_writing_leaves_the_old_content(tmp_path: Path) -> None:
     file = tmp_path / "x.txt"
     write_atomically(file, "old")
     with pytest.raises(TypeError):
-        write_atomically(file, 3)  # type: ignore[arg-type]
+        write_atomically(file, 3)  # type: ignore[arg-type]  # wrong on purpose
     assert file.read_text() == "old"
 
 

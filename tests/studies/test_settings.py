@@ -193,7 +193,7 @@ def test_all_problems_are_told_at_once() -> None:
 def test_settings_cannot_be_changed() -> None:
     settings = Settings.resolve({})
     with pytest.raises(ValueError, match="frozen"):
-        settings.rounds = 3  # type: ignore[misc]
+        settings.rounds = 3  # type: ignore[misc]  # it is frozen
 
 
 def test_files_that_are_missing_or_not_toml(tmp_path: Path) -> None:

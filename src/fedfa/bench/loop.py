@@ -97,7 +97,7 @@ def train(task: Task, model: Any, optimiser: Any, x: Tensor, y: Tensor, generato
             with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
                 loss = functional.cross_entropy(model(x[chosen]), y[chosen])
             optimiser.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            loss.backward()
             optimiser.step()
 
 

@@ -121,8 +121,8 @@ def open_cached(directory: Path, name: str) -> DataSet:
     mapped = {array: _map(folder / f"{array}.npy", about) for array, about in arrays.items()}
 
     def part(which: str) -> Samples:
-        # A stored set always has inputs and labels; only domains and writers may be missing, which the type allows.
-        return Samples(*(mapped.get(f"{which}.{field}") for field in ("inputs", "labels", "domains", "writers")))  # type: ignore[arg-type]
+        inputs, labels = mapped[f"{which}.inputs"], mapped[f"{which}.labels"]
+        return Samples(inputs, labels, mapped.get(f"{which}.domains"), mapped.get(f"{which}.writers"))
 
     constants = manifest["normalisation"]
     return DataSet(

@@ -124,7 +124,7 @@ def _promising(engine: LocalEngine, cohort: int) -> bool:
     return alike >= WORTH_A_TRIAL and (engine.device.type != "cpu" or (small and _rounds_alike(engine.model)))
 
 
-class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+class _Operations(TorchDispatchMode):
     """Notes the names of the operations that run."""
 
     @classmethod
@@ -132,7 +132,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         return False  # to keep torch's compiler out, torch would load it, for more than a second
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # likewise
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.names: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

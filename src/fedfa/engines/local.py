@@ -141,6 +141,5 @@ class LocalEngine:
 
 def _made_anew(federation: Federation, model: SplitModel, *others: Any) -> LocalEngine:
     # Tensors arrive as shared memory. That is right for the data; but weights that are trained must be one's own.
-    # (Torch leaves this method untyped.)
-    model.module._apply(torch.clone)  # type: ignore[no-untyped-call]
+    model.module._apply(torch.clone)
     return LocalEngine(federation, model, *others)

@@ -100,14 +100,14 @@ def _leave_the_main_process(not_ours: Sequence[Connection | Block]) -> None:
     # New streams for what a network or a method may print: a thread of the main process may have held the lock of the
     # old ones when this process was forked, and what waits in a buffer would be lost when it is killed.
     with suppress(OSError):
-        sys.stdout = open(1, "w", buffering=1, errors="replace", closefd=False)  # noqa: SIM115
-        sys.stderr = open(2, "w", buffering=1, errors="replace", closefd=False)  # noqa: SIM115
+        sys.stdout = open(1, "w", buffering=1, errors="replace", closefd=False)  # noqa: SIM115 - stays open
+        sys.stderr = open(2, "w", buffering=1, errors="replace", closefd=False)  # noqa: SIM115 - stays open
     gc.freeze()  # the collector would touch, and so copy, every page of objects that is shared with the main process
 
 
 def _try_out() -> tuple[Message, Tree]:
-    # A backward pass is what may not survive a fork. (Torch's own stubs leave it untyped; so the mark.)
-    torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
+    # A backward pass is what may not survive a fork.
+    torch.ones(1, requires_grad=True).sum().backward()
     return {}, {}
 
 

@@ -32,7 +32,7 @@ def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     if way == "single":
         return torch.mm(left, right) if bias is None else torch.addmm(bias, left, right)
     if torch.is_grad_enabled():
-        result: Tensor = _Products.apply(left, right, bias, way == "batched")  # type: ignore[no-untyped-call]
+        result: Tensor = _Products.apply(left, right, bias, way == "batched")  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return result
     if way == "batched":
         return _batched(left, right, bias)

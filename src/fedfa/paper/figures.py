@@ -269,7 +269,7 @@ def pair_shares(runs: Sequence[Found]) -> tuple[list[float], list[float], list[f
         for kind in ("positive", "negative"):
             before = counts.get(kind, [0.0] * len(last[kind]))
             counts[kind] = [a + b for a, b in zip(before, last[kind], strict=True)]
-    return edges, *(_percent(counts[kind]) for kind in ("positive", "negative"))  # type: ignore[return-value]
+    return edges, _percent(counts["positive"]), _percent(counts["negative"])
 
 
 def _percent(counts: Sequence[float]) -> list[float]:

@@ -80,7 +80,7 @@ def load_tensors(path: Path) -> Tensors:
         with safe_open(str(path), framework="pt") as file:
             # Copied to where torch puts its own: a file's tensors lie at odd places, for which kernels may take other
             # paths.
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - no dict: it cannot be iterated over
             expected = (file.metadata() or {}).get(_DIGEST)
     except FileNotFoundError:
         raise RunError(f"{path} is missing") from None

@@ -130,14 +130,14 @@ def _anchors(chapter: Chapter, looks: Looks, classes: Sequence[str]) -> list[Fig
     heats: list[Heat] = []
     rows: list[list[str]] = []
     for method in chapter.methods:
-        record = next((r for r in reversed(method.runs[0].insight) if r.get("anchors")), None)
-        for name, anchors in (record or {}).get("anchors", {}).items():
+        record: dict[str, Any] = next((r for r in reversed(method.runs[0].insight) if r.get("anchors")), {})
+        for name, anchors in record.get("anchors", {}).items():
             cosines = anchors.get("cosines") or []
             if not cosines:
                 continue
             labels = list(classes) if len(classes) == len(cosines) else [str(label) for label in range(len(cosines))]
             title = method.name if name == "anchors/anchors" else f"{method.name}: {name.rpartition('/')[2]}"
-            heats.append(Heat(labels, labels, cosines, f"{title}, round {record['round']}", "class", "class"))  # type: ignore[index]
+            heats.append(Heat(labels, labels, cosines, f"{title}, round {record['round']}", "class", "class"))
             rows.append([title, number(anchors.get("mean_cosine")), number(_mean(anchors.get("norms")))])
     if not heats:
         return []

@@ -90,7 +90,8 @@ def results(chapter: Chapter, looks: Looks) -> str:
     ]
     if not any(cell for row in spreads for cell in row):
         return ""
-    order = sorted(range(len(spreads)), key=lambda place: -(spreads[place][2].mean if spreads[place][2] else -1.0))  # type: ignore[union-attr]
+    last_ten = [spread.mean if (spread := row[2]) else -1.0 for row in spreads]
+    order = sorted(range(len(spreads)), key=lambda place: -last_ten[place])
     most = [
         max((cell.mean for row in spreads if (cell := row[column])), default=0.0) for column in range(len(_COLUMNS))
     ]
