@@ -116,6 +116,19 @@ def test_a_data_set_without_test_samples_is_none(blobs: DataSet) -> None:
 
 # -- run configs ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
+    ("values", "variant"),
+    [
+        ({"algorithm": "fedfa@authors"}, "authors"),
+        ({"algorithm": "fedfa"}, "default"),
+        ({"algorithm": "fedfa@authors", "settings": "algorithm.variant=paper"}, "paper"),
+    ],
+)
+def test_a_method_is_named_as_on_the_command_line(values: dict[str, Any], variant: str) -> None:
+    settings = RunConfig({"preset": "digits-c2", **values}).settings(3)
+    assert (settings.algorithm.recipe, settings.algorithm.variant) == ("fedfa", variant)
+
+
+@pytest.mark.parametrize(
     ("values", "words"),
     [
         ({"settings": "local.lr='0.1"}, r"settings = .* cannot be split into assignments: No closing quotation"),

@@ -82,6 +82,7 @@ def test_runs_in_processes_are_those_of_this_process_and_a_failure_does_not_stop
     [
         (["fedavg"], 4, 8, [8]),  # alone: all of them, and none idle
         (["fedavg", "fedprox"], 4, 8, [4, 4]),
+        (["fedavg", "fedprox"], None, 8, [4, 4]),
         (["fedavg", "fedprox"], 1, 8, [8, 8]),  # one after the other
         (["fedavg", "fedprox", "fedlc"], 4, 8, [2, 2, 2]),
         (["fedavg", "fedprox", "fedlc"], 2, 2, [1, 1]),  # the third: what the others leave, which depends on time
@@ -89,7 +90,7 @@ def test_runs_in_processes_are_those_of_this_process_and_a_failure_does_not_stop
     ],
 )
 def test_cells_share_the_cores(
-    methods: list[str], jobs: int, cores: int, shares: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    methods: list[str], jobs: int | None, cores: int, shares: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = []
 

@@ -100,7 +100,7 @@ def run(
     """Train with one method on one federation, and record everything in a folder."""
     from fedfa.cli.progress import RoundsProgress
     from fedfa.studies import run as runs
-    from fedfa.studies.layers import merge, recipe_and_variant
+    from fedfa.studies.layers import merge
     from fedfa.studies.settings import Settings
     from fedfa.studies.setup import load_dataset
 
@@ -110,11 +110,7 @@ def run(
         if not (out / "config.toml").exists():
             raise SettingsError(f"{out} holds no run (no config.toml); to begin one, name a TOML file or --preset")
         config = out / "config.toml"
-    base, asked = layers_of(config, preset, assignments, rounds, data_dir)
-    if algorithm is not None:
-        asked = merge({"algorithm": recipe_and_variant(algorithm)}, asked)
-    if seed is not None:
-        asked = merge({"seed": seed}, asked)
+    base, asked = layers_of(config, preset, assignments, rounds, data_dir, algorithm=algorithm, seed=seed)
     if workers is not None:
         asked = merge(asked, {"engine": {"workers": int(workers) if workers.isdecimal() else workers}})
     if engine is not None:
@@ -146,10 +142,17 @@ def run(
 
 
 def layers_of(
-    config: Path | None, preset: str | None, assignments: list[str] | None, rounds: int | None, data_dir: Path | None
+    config: Path | None,
+    preset: str | None,
+    assignments: list[str] | None,
+    rounds: int | None,
+    data_dir: Path | None,
+    *,
+    algorithm: str | None = None,
+    seed: int | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The layer of the file or preset, and that of what the command line sets."""
-    from fedfa.studies.layers import assign, merge
+    """The layer of the file or preset, and that of what the command line sets; ``--set`` has the last word."""
+    from fedfa.studies.layers import assign, recipe_and_variant
     from fedfa.studies.settings import preset_layer, read_toml
 
     if config is not None and preset is not None:
@@ -158,8 +161,12 @@ def layers_of(
         raise typer.BadParameter("say what to run: a TOML file, or --preset NAME (`fedfa presets` lists them)")
     base = read_toml(config) if config is not None else preset_layer(preset or "")
     asked: dict[str, Any] = {} if rounds is None else {"rounds": rounds}
+    if seed is not None:
+        asked["seed"] = seed
     if data_dir is not None:
-        asked = merge(asked, {"data": {"dir": str(data_dir)}})
+        asked["data"] = {"dir": str(data_dir)}
+    if algorithm is not None:
+        asked["algorithm"] = recipe_and_variant(algorithm)
     return base, assign(asked, assignments or [])
 
 
@@ -252,7 +259,6 @@ def theory(
 ) -> None:
     """Evaluate both sides of the paper's Lemmas 1 and 2 on real client updates, and print how closely they agree."""
     from fedfa.cli.theory import run_theory
-    from fedfa.studies.layers import merge, recipe_and_variant
 
     if run_folder is not None:
         if preset is not None or algorithm is not None or assignments or after or data_dir is not None:
@@ -263,9 +269,7 @@ def theory(
         return
     if preset is None:
         raise typer.BadParameter("say where to look: a run folder, or --preset NAME (`fedfa presets` lists them)")
-    base, asked = layers_of(None, preset, assignments, None, data_dir)
-    if algorithm is not None:
-        asked = merge({"algorithm": recipe_and_variant(algorithm)}, asked)
+    base, asked = layers_of(None, preset, assignments, None, data_dir, algorithm=algorithm)
     run_theory(console, None, (base, asked), after, clients, out)
 
 

@@ -109,11 +109,10 @@ def _those_that_fit(setting: Setting) -> tuple[list[str], dict[str, str]]:
 
 
 def _work(console: Console, cells: Sequence[Cell], jobs: int | None) -> Comparison:
-    from fedfa.engines.cores import available_cores
     from fedfa.studies.compare import Comparison
 
     with RoundsProgress(console) as progress:
-        work = Comparison(cells, jobs or available_cores(), progress.watch)
+        work = Comparison(cells, jobs, progress.watch)
         progress.during(work.run)
     return work
 

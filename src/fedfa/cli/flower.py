@@ -31,7 +31,9 @@ def up(
     ] = None,
     sites: Annotated[int | None, typer.Option(min=1, help="Number of sites; left out, 3.")] = None,
     tls: Annotated[bool, typer.Option("--tls/--no-tls", help="Certificates and a registered key per site.")] = True,
-    algorithm: Annotated[str | None, typer.Option(help="A recipe: methods joined by '+'.")] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help="A recipe: methods joined by '+'; with a variant after '@' if wanted.")
+    ] = None,
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Set anything, e.g. local.lr=0.05, federation.quorum=0.7."),
@@ -164,15 +166,10 @@ def _settings(
     everybody: dict[str, Any] = {"data": {"clients": sites}, "cohort": {"clients": sites}}
     if config is None and preset is None and resume and out is not None and (out / "config.toml").exists():
         config, everybody = out / "config.toml", {}
-    base, asked = layers_of(config, preset, assignments, rounds, data_dir)
+    base, asked = layers_of(config, preset, assignments, rounds, data_dir, algorithm=algorithm, seed=seed)
     if "cohort" in asked:
         everybody.pop("cohort", None)
-    asked = merge(everybody, asked)
-    if algorithm is not None:
-        asked = merge({"algorithm": {"recipe": algorithm}}, asked)
-    if seed is not None:
-        asked = merge({"seed": seed}, asked)
-    return Settings.resolve(base, asked)
+    return Settings.resolve(base, merge(everybody, asked))
 
 
 def _apart(assignments: list[str] | None) -> tuple[list[str], dict[str, Any]]:

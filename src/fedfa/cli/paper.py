@@ -221,12 +221,11 @@ def _runs(folders: Sequence[Path] | None, out: Path | None = None) -> Runs:
 
 def _run_cells(cells: Sequence[StudyCell], jobs: int | None, seconds: float | None) -> None:
     from fedfa.cli.progress import RoundsProgress
-    from fedfa.engines.cores import available_cores
     from fedfa.studies.compare import Comparison
 
     cells = _with_data(cells)
     with RoundsProgress(console) as progress:
-        work = Comparison(cells, jobs or available_cores(), progress.watch, seconds=seconds)
+        work = Comparison(cells, jobs, progress.watch, seconds=seconds)
         progress.during(work.run)
     for busy in work.busy:
         console.print(f"left alone: {escape(busy)}, another process is working on it", soft_wrap=True)

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 
 from fedfa.errors import SettingsError
 from fedfa.messages import validation_message
-from fedfa.studies.layers import assign, merge, nest
+from fedfa.studies.layers import assign, merge, nest, recipe_and_variant, table
 from fedfa.studies.settings import OWN, Section, Settings, preset_layer
 
 FEDERATION = "federation"
@@ -75,15 +75,14 @@ class RunConfig:
             assignments = shlex.split(text)
         except ValueError as error:
             raise SettingsError(f"settings = {text!r} cannot be split into assignments: {error}") from None
-        if "algorithm" in rest:
-            rest["algorithm.recipe"] = rest.pop("algorithm")
         asked: dict[str, Any] = {}
+        if "algorithm" in rest:
+            asked = {"algorithm": recipe_and_variant(str(rest.pop("algorithm")))}
         for key, value in rest.items():
             asked = merge(asked, nest(key, value))
         asked = assign(asked, assignments)
-        for section in ("data", "model"):  # read here before anything is validated
-            if not isinstance(asked.get(section, {}), Mapping):
-                raise SettingsError(f"{section} = {asked[section]!r}: this is a table; write {section}.KEY = VALUE")
+        for section in ("data", "model"):
+            table(asked, section, f"{section}.KEY = VALUE")
         self.own_data = own_data
         federation = asked.pop(FEDERATION, {})
         self._asked = asked

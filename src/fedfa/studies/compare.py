@@ -187,14 +187,14 @@ class Comparison:
 
     Args:
         cells: What to run, in this order; finished ones are left alone.
-        jobs: How many at a time.
+        jobs: How many at a time; None for one per core.
         watch: Told of each round.
         stop_at_failure: Do not begin or go on with the others once a cell failed.
         seconds: Stop in good order after so long; the rounds that are done are saved, and the next call goes on.
     """
 
     cells: Sequence[Cell]
-    jobs: int
+    jobs: int | None
     watch: CellWatcher
     stop_at_failure: bool = False
     seconds: float | None = None
@@ -242,15 +242,17 @@ class Comparison:
 
     def _fill(self, waiting: list[Cell]) -> None:
         """Begin cells while there is room; one that waits for another begins anyway once nothing else is going on."""
-        while waiting and len(self._running) < self.jobs:
+        cores = available_cores()
+        jobs = self.jobs or cores
+        while waiting and len(self._running) < jobs:
             ready = (number for number, cell in enumerate(waiting) if cell.ready())
             chosen = next(ready, None if self._running else 0)
             if chosen is None:
                 return
             cell = waiting.pop(chosen)
-            at_once = min(self.jobs, len(self._running) + 1 + len(waiting))
+            at_once = min(jobs, len(self._running) + 1 + len(waiting))
             try:
-                running = self._start(cell, cores=max(1, available_cores() // at_once))
+                running = self._start(cell, max(1, cores // at_once))
             except RunError as error:
                 self.failed[cell.name] = str(error)
             else:

@@ -92,8 +92,8 @@ def stack(layers: tuple[Mapping[str, Any], ...], defaults: Mapping[str, Any]) ->
     written: dict[str, Any] = {}
     conditional: dict[str, Any] = {}
     for layer in layers:
-        _refuse_values_for_tables(layer)
-        conditional = merge(conditional, layer.get(WITH, {}))
+        table(layer, "algorithm", f"algorithm.recipe = {str(layer.get('algorithm'))!r}")
+        conditional = merge(conditional, table(layer, WITH, f"{WITH}.PART.OPTION = VALUE"))
         layer = {key: value for key, value in layer.items() if key != WITH}
         if _switches(written, layer):
             written = _without_what_follows_from(written, layer["algorithm"].get("recipe"), defaults)
@@ -105,13 +105,22 @@ def stack(layers: tuple[Mapping[str, Any], ...], defaults: Mapping[str, Any]) ->
     return merge(merge(implied, written), {"algorithm": {"recipe": recipe} | ({"variant": name} if name else {})})
 
 
-def _refuse_values_for_tables(layer: Mapping[str, Any]) -> None:
-    """The tables that are read before anything is validated."""
-    algorithm, conditional = layer.get("algorithm", {}), layer.get(WITH, {})
-    if not isinstance(algorithm, Mapping):
-        raise SettingsError(f"algorithm = {algorithm!r}: this is a table; write algorithm.recipe = {str(algorithm)!r}")
-    if not isinstance(conditional, Mapping):
-        raise SettingsError(f"{WITH} = {conditional!r}: this is a table; write {WITH}.PART.OPTION = VALUE")
+def table(layer: Mapping[str, Any], key: str, instead: str) -> Mapping[str, Any]:
+    """A table of a layer that is read before anything is validated; empty if there is none.
+
+    Args:
+        layer: Settings as they were written.
+        key: Its name.
+        instead: What to write where a value stands in its place, which is refused.
+
+    Example:
+        >>> table({"data": {"clients": 3}}, "data", "data.KEY = VALUE")
+        {'clients': 3}
+    """
+    found = layer.get(key, {})
+    if not isinstance(found, Mapping):
+        raise SettingsError(f"{key} = {found!r}: this is a table; write {instead}")
+    return found
 
 
 def _for_parts_of(recipe: str, conditional: Mapping[str, Any]) -> dict[str, Any]:
