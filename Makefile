@@ -29,12 +29,13 @@ format: $(VENV)/.ready-test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Beside other simulators, each in an environment of its own. Half an hour and more; leave the machine alone meanwhile.
+# With other simulators, each in an environment of its own. Takes an hour; leave the machine idle meanwhile.
+# ARGS chooses sections and more: make bench ARGS="--only pair --only tuned"
 bench: $(VENV)/.ready-demo .bench/pfl/.ready .bench/flower/.ready .bench/fedlab/.ready
-	$(BIN)/fedfa bench --peers benchmarks/peers.toml --out results/bench \
-	  --picture docs/pictures/performance.svg --page docs/performance.md
+	$(BIN)/python -m benchmarks.bench --peers benchmarks/peers.toml --out results/bench \
+	  --picture docs/pictures/performance.svg --page docs/performance.md $(ARGS)
 
-# torch first, and named again, so that nobody's requirements bring another one.
+# torch first, and again with the requirements, so that they install no other version.
 .bench/%/.ready: benchmarks/requirements/%.txt
 	$(PYTHON) -m venv .bench/$*
 	PIP_DISABLE_PIP_VERSION_CHECK=1 .bench/$*/bin/python -m pip install --quiet torch==2.13.0 numpy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -53,3 +54,14 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("data")
     load("digits", data_dir=directory, offline=True)
     return directory
+
+
+@pytest.fixture(autouse=True)
+def registered_methods() -> Iterator[None]:
+    """Methods that a test makes known are forgotten after it: other tests list all methods."""
+    from fedfa.algorithms import registry
+
+    before = dict(registry._METHODS)
+    yield
+    registry._METHODS.clear()
+    registry._METHODS.update(before)

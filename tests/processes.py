@@ -1,19 +1,11 @@
-"""What the tests ask about processes that are not theirs to wait for."""
+"""Queries about processes for tests."""
 
-import os
-from pathlib import Path
+import psutil  # type: ignore[import-untyped]
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process still does something; one that is dead and nobody has waited for yet does not."""
-    if not Path("/proc/self").exists():
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-        return True
+    """Whether a process is running; a zombie is not."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):  # gone before the file was opened, or between that and its reading
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
         return False
-    return state not in "ZX"

@@ -1,6 +1,6 @@
-"""A check of the checks: break the maths of a method in one place, and one of its tests must fail.
+"""Mutation tests: with one wrong sign or factor in a method, one of its tests must fail.
 
-Slow, on request: each mutation is one change in a copy of the source, and a run of the tests that ought to notice.
+Slow, on request: each mutation is one change in a copy of the source, and a run of the tests that should detect it.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ def in_algorithm(method: str, before: str, after: str, tests: str | None = None)
 EQUATIONS = "tests/algorithms/test_fedfa_equations.py"
 
 MUTATIONS = [
-    in_algorithm("fedprox", "torch._foreach_sub(list", "torch._foreach_add(list"),
+    in_algorithm("gradients", "_foreach_sub(list", "_foreach_add(list", "tests/algorithms/test_fedprox.py"),
     in_algorithm("feddyn", "dual, -1.0)", "dual, 1.0)"),
-    in_algorithm("feddyn", "/ server.num_clients", "/ server.total.clients"),
+    in_algorithm("feddyn", "/ server.num_clients", "/ server.aggregate.clients"),
     in_algorithm("feddyn", "- h[name] / alpha", "+ h[name] / alpha"),
     in_algorithm("scaffold", "name, ctx) - _or_zero(own", "name, ctx) + _or_zero(own"),
-    in_algorithm("scaffold", "share, control = server.total.clients / server.num_clients", "share, control = 1.0"),
+    in_algorithm("scaffold", "share, control = server.aggregate.clients / server.num_clients", "share, control = 1.0"),
     in_algorithm("scaffold", "(ctx.steps * ctx.local.lr)", "ctx.local.lr"),
     in_algorithm("fednova", "(length or 1.0)", "1.0"),
-    in_algorithm("fednova", "1.0 - pull * way", "1.0 + pull * way"),
+    in_algorithm("fednova", "1.0 - pull * distance", "1.0 + pull * distance"),
     in_algorithm("server_optimisers", "* (v - square).sign()", "* (square - v).sign()"),
-    in_algorithm("server_optimisers", "options.tau**2", "0.0"),
+    in_algorithm("server_optimisers", "self.tau**2", "0.0"),
     in_algorithm("moon", "= prev - glob", "= glob - prev"),
     in_algorithm("fedproc", "each = -similarity", "each = similarity"),
     in_algorithm("fedproc", "1 - round / rounds", "round / rounds"),
@@ -59,18 +59,16 @@ MUTATIONS = [
     in_algorithm("ccvr", "- torch.outer(mean, mean)", "+ torch.outer(mean, mean)"),
     in_algorithm("fedma", "maximize=True", "maximize=False"),
     in_algorithm(
-        "fedfa",
-        "batch.gradient(weight, bias), self.options.lr)",
-        "batch.gradient(weight, bias), -self.options.lr)",
-        "tests/studies/test_final_calibration.py",
+        "final_calibration",
+        "batch.gradient(weight, bias), self.lr)",
+        "batch.gradient(weight, bias), -self.lr)",
+        "tests/experiment/test_final_calibration.py",
     ),
-    in_algorithm(
-        "fedfa", "loss = torch.add(loss, (", "loss = torch.sub(loss, (", "tests/algorithms/test_anchor_layers.py"
-    ),
-    in_algorithm("fedfa", "batch.add_gradient(features, gradient)", "pass", EQUATIONS),
-    in_algorithm("fedfa", "mu / batch.y.shape[-1]", "mu", EQUATIONS),
-    in_algorithm("fedfa", "= anchors / classes", "= anchors", EQUATIONS),
-    in_algorithm("fedfa", ".sub_(self.labels)", "", EQUATIONS),
+    in_algorithm("fedfa", "loss = loss + self.mu", "loss = loss - self.mu", "tests/algorithms/test_anchor_layers.py"),
+    in_algorithm("anchor_kernels", "2 * gradients[0]", "0 * gradients[0]", EQUATIONS),
+    in_algorithm("anchor_kernels", "y.shape[-1] if counts is None", "1 if counts is None", EQUATIONS),
+    in_algorithm("anchor_kernels", "= anchors / classes", "= anchors", EQUATIONS),
+    in_algorithm("anchor_kernels", ".sub_(self.labels)", "", EQUATIONS),
 ]
 
 
@@ -80,7 +78,7 @@ def test_a_broken_method_does_not_pass(mutation: Mutation, tmp_path: Path) -> No
     shutil.copytree(ROOT / "src" / "fedfa", tmp_path / "fedfa")
     target = tmp_path / "fedfa" / mutation.file
     text = target.read_text(encoding="utf-8")
-    assert text.count(mutation.before) == 1, "the source has changed: say anew what to break"
+    assert text.count(mutation.before) == 1, "the source has changed: update the mutation"
     target.write_text(text.replace(mutation.before, mutation.after), encoding="utf-8")
     command = [
         sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-n", "0",
@@ -88,4 +86,4 @@ def test_a_broken_method_does_not_pass(mutation: Mutation, tmp_path: Path) -> No
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 1, f"no test noticed (exit {done.returncode}):\n{done.stdout[-2000:]}"
+    assert done.returncode == 1, f"no test failed (exit {done.returncode}):\n{done.stdout[-2000:]}"

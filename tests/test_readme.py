@@ -1,4 +1,4 @@
-"""The README's code runs as it stands, and its commands exist."""
+"""The code in the README and in the guides runs as it stands, and their commands exist."""
 
 from __future__ import annotations
 
@@ -11,41 +11,58 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/experiments.md")}
 
 
-def blocks(kind: str) -> list[tuple[str, str]]:
+def blocks(kind: str, text: str = README) -> list[tuple[str, str]]:
     """Code blocks marked with ``<!-- tested: kind argument -->``, as (argument, code)."""
-    return re.findall(rf"<!-- tested: {kind} ?(.*?) ?-->\n```python\n(.*?)```", README, flags=re.DOTALL)
+    return re.findall(rf"<!-- tested: {kind} ?(.*?) ?-->\n```python\n(.*?)```", text, flags=re.DOTALL)
 
 
-def run(arguments: list[str], folder: Path) -> str:
-    done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+EXAMPLES = [
+    pytest.param(code, id=f"{page}-{number}")
+    for page, text in PAGES.items()
+    for number, (_, code) in enumerate(blocks("python", text))
+]
+
+
+def run(arguments: list[str], directory: Path) -> str:
+    done = subprocess.run(arguments, cwd=directory, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_there_is_something_to_test() -> None:
-    assert len(blocks("python")) == 2
+def test_pages_hold_the_expected_number_of_examples() -> None:
+    assert {page: len(blocks("python", text)) for page, text in PAGES.items()} == {
+        "README.md": 2,
+        "docs/experiments.md": 5,
+    }
     assert [name for name, _ in blocks("file")] == ["pull.py"]
 
 
-@pytest.mark.parametrize("code", [code for _, code in blocks("python")])
+@pytest.mark.parametrize("code", EXAMPLES)
 def test_python_examples_run(code: str, tmp_path: Path) -> None:
-    run([sys.executable, "-c", code], tmp_path)
+    (tmp_path / "script.py").write_text(code, encoding="utf-8")
+    run([sys.executable, "script.py"], tmp_path)
+
+
+def test_the_first_example_of_the_readme_has_at_most_twelve_lines() -> None:
+    _, code = blocks("python")[0]
+    assert len(code.splitlines()) <= 12
 
 
 def test_own_algorithm_is_short_and_runs_alone_and_combined(tmp_path: Path) -> None:
     ((name, code),) = blocks("file")
     (tmp_path / name).write_text(code, encoding="utf-8")
-    assert len(code.splitlines()) <= 36
-    for recipe, out in ((name, "alone"), (f"fedfa+{name}", "combined")):
-        command = ["run", "--preset", "digits-c2", "--algorithm", recipe, "--rounds", "3", "--out", out]
+    assert len(code.splitlines()) <= 26
+    for algorithm, out in ((name, "alone"), (f"fedfa+{name}", "combined")):
+        command = ["run", "--preset", "digits-c2", "--algorithm", algorithm, "--rounds", "3", "--out", out]
         printed = run([sys.executable, "-m", "fedfa", *command, "--set", "algorithm.pull.strength=0.1"], tmp_path)
         assert "after 3 rounds" in printed
 
 
-def test_the_pull_really_pulls(tmp_path: Path) -> None:
-    """With a strong pull the model hardly leaves its start, so one round changes less."""
+def test_the_pull_component_keeps_the_model_near_its_start(tmp_path: Path) -> None:
+    """With a strong pull one round changes the model less."""
     from safetensors.torch import load_file
 
     ((name, code),) = blocks("file")
@@ -59,6 +76,22 @@ def test_the_pull_really_pulls(tmp_path: Path) -> None:
     assert norms["5"] < 0.7 * norms["0"]
 
 
+def test_the_method_of_the_guide_runs_and_with_alpha_one_is_fedavg(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    ((name, code),) = blocks("file", (ROOT / "docs/algorithms.md").read_text(encoding="utf-8"))
+    (tmp_path / name).write_text(code, encoding="utf-8")
+    models = {}
+    for algorithm, alpha in (("fedavg", None), (name, "1"), (name, "0.5")):
+        out = f"{algorithm}-{alpha}"
+        command = ["run", "--preset", "digits-c2", "--algorithm", algorithm, "--rounds", "2", "--out", out]
+        options = [] if alpha is None else ["--set", f"algorithm.fedrs.alpha={alpha}"]
+        run([sys.executable, "-m", "fedfa", *command, *options], tmp_path)
+        models[alpha] = load_file(tmp_path / out / "model.safetensors")
+    assert all(value.equal(models["1"][key]) for key, value in models[None].items())
+    assert not all(value.allclose(models["0.5"][key], atol=1e-3) for key, value in models[None].items())
+
+
 def test_make_targets_named_in_the_readme_exist() -> None:
     targets = set(re.findall(r"^(?:make )(\w+)", README, flags=re.MULTILINE))
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -66,7 +99,7 @@ def test_make_targets_named_in_the_readme_exist() -> None:
     assert all(re.search(rf"^{target}:", makefile, flags=re.MULTILINE) for target in targets)
 
 
-def test_relative_links_lead_somewhere() -> None:
+def test_relative_links_lead_to_existing_files() -> None:
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text(encoding="utf-8")):
             assert (page.parent / link).exists(), f"{page.name} links to {link}"

@@ -1,4 +1,4 @@
-"""The committed results page is what the committed results say."""
+"""The results page: up to date with the committed results, and made from them alone."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from statistics import fmean
 import pytest
 
 from fedfa.errors import RunError
+from fedfa.experiment.config import Config, read_toml
 from fedfa.report.results_page import read_results, refresh_page, results_table
-from fedfa.studies.settings import Settings, read_toml
 
 ROOT = Path(__file__).parents[1]
 
@@ -22,21 +22,22 @@ def test_docs_results_is_up_to_date() -> None:
     )
 
 
-def test_committed_results_carry_all_that_is_needed_to_repeat_them() -> None:
-    rows = read_results(ROOT / "results")
-    assert rows
-    for row in rows:
-        settings = Settings.resolve(read_toml(row.folder / "config.toml"))
-        assert settings.seed == row.summary["seeds"]["training"]
-        assert settings.algorithm.recipe == row.summary["algorithm"]
-        assert len(row.summary["commit"]) == 40, "a result comes from a clean commit"
-        records = [json.loads(line) for line in (row.folder / "metrics.jsonl").read_text("utf-8").splitlines()]
-        surveys = int(settings.recipe().surveys)
-        assert [record["round"] for record in records] == list(range(1, settings.rounds + surveys + 1))
-        assert records[-1]["accuracy"] == row.summary["final_accuracy"]
+def test_committed_results_hold_all_that_is_needed_to_repeat_them() -> None:
+    runs = read_results(ROOT / "results")
+    assert runs
+    for run in runs:
+        assert run.summary is not None
+        config = Config.resolve(read_toml(run.path / "config.toml"))
+        assert config.seed == run.summary["seeds"]["training"]
+        assert config.algorithm.name == run.summary["algorithm"]
+        assert len(run.summary["commit"]) == 40, "a result comes from a clean commit"
+        records = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text("utf-8").splitlines()]
+        has_final_pass = int(config.build_algorithm().has_final_pass)
+        assert [record["round"] for record in records] == list(range(1, config.rounds + has_final_pass + 1))
+        assert records[-1]["accuracy"] == run.summary["final_accuracy"]
 
 
-def test_a_page_without_marks_is_refused(tmp_path: Path) -> None:
+def test_results_page_without_marks_is_rejected(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("nothing here", encoding="utf-8")
     with pytest.raises(RunError, match="marks"):
@@ -45,7 +46,7 @@ def test_a_page_without_marks_is_refused(tmp_path: Path) -> None:
         refresh_page(tmp_path / "missing.md", tmp_path)
 
 
-def test_the_papers_number_stands_only_beside_runs_like_the_papers(tmp_path: Path) -> None:
+def test_results_table_shows_the_papers_number_only_beside_equal_runs(tmp_path: Path) -> None:
     summary = {
         "algorithm": "fedfa", "variant": "authors", "rounds": 200, "seeds": {"training": 1}, "commit": "a" * 40,
         "final_accuracy": 0.5, "best_accuracy": 0.6, "last10_accuracy": 0.55,
@@ -54,15 +55,15 @@ def test_the_papers_number_stands_only_beside_runs_like_the_papers(tmp_path: Pat
     for name, (rounds, changes) in runs.items():
         folder = tmp_path / "fmnist-c2" / name
         folder.mkdir(parents=True)
-        algorithm = {"recipe": "fedfa", "variant": "authors", **changes}
-        settings = Settings.preset("fmnist-c2", {"rounds": rounds, "algorithm": algorithm})
-        (folder / "config.toml").write_text(settings.to_toml(), encoding="utf-8")
+        algorithm = {"name": "fedfa", "variant": "authors", **changes}
+        config = Config.preset("fmnist-c2", {"rounds": rounds, "algorithm": algorithm})
+        (folder / "config.toml").write_text(config.to_toml(), encoding="utf-8")
         (folder / "summary.json").write_text(json.dumps({**summary, "rounds": rounds}), encoding="utf-8")
     numbers = {line.split(" | ")[1]: line.split(" | ")[-2] for line in results_table(tmp_path).splitlines()[2:]}
     assert numbers == {"long": "84.08 (1.22)", "short": "–", "half": "78.07 (2.23)"}
 
 
-def test_what_was_seen_inside_goes_between_its_marks(tmp_path: Path) -> None:
+def test_diagnostics_go_between_their_marks(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     marks = "<!-- inside features-and-classifiers: {} -->\n"
     page.write_text(
@@ -77,14 +78,15 @@ def test_what_was_seen_inside_goes_between_its_marks(tmp_path: Path) -> None:
     assert refresh_page(page, ROOT / "results") == text, "a second time changes nothing"
 
 
-def test_a_damaged_summary_is_named(tmp_path: Path) -> None:
+def test_results_table_names_a_damaged_summary(tmp_path: Path) -> None:
     (tmp_path / "setting" / "run").mkdir(parents=True)
+    (tmp_path / "setting" / "run" / "config.toml").write_text("")
     (tmp_path / "setting" / "run" / "summary.json").write_text("{}")
     with pytest.raises(RunError, match=r"summary\.json is damaged \(final_accuracy is missing\)"):
         results_table(tmp_path)
 
 
-def test_a_table_of_the_paper_goes_between_its_marks(tmp_path: Path) -> None:
+def test_paper_tables_go_between_their_marks(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     marks = "<!-- results: begin -->\n<!-- results: end -->\n"
     marks += "<!-- paper ablation: begin -->\nwas here before\n<!-- paper ablation: end -->\n"
@@ -97,8 +99,8 @@ def test_a_table_of_the_paper_goes_between_its_marks(tmp_path: Path) -> None:
     summaries = [
         json.loads(file.read_text()) for file in (ROOT / "results/fmnist-c2").glob("fedfa-authors-s*/summary.json")
     ]
-    for part, key in ((final, "final_accuracy"), (last10, "last10_accuracy")):
-        assert f"| FedFA | {100 * fmean(summary[key] for summary in summaries):.2f}" in part
+    for component, key in ((final, "final_accuracy"), (last10, "last10_accuracy")):
+        assert f"| FedFA | {100 * fmean(summary[key] for summary in summaries):.2f}" in component
     assert text.count("paper ablation") == 4
     page.write_text(text, encoding="utf-8")
     assert refresh_page(page, ROOT / "results") == text, "a second time changes nothing"

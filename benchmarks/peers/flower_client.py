@@ -1,4 +1,4 @@
-"""The ClientApp of the Flower contender, in a module of its own as in a project made by `flwr new`."""
+"""The ClientApp of the Flower contender, in a separate module as `flwr new` generates it."""
 
 import os
 
@@ -7,16 +7,16 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch.nn import functional
 
-from fedfa.bench.plain import TASKS, client_tensors, network
+from benchmarks.bench.contender_api import TASKS, client_tensors, network
 
 task = TASKS[os.environ["BENCH_TASK"]]
 client = ClientApp()
-data = []  # filled once in each of Ray's actors, as Flower's own quickstart caches its data set
+data = []  # loaded once per Ray actor, as Flower's quickstart does
 
 
 @client.train()
 def train(msg: Message, context: Context) -> Message:
-    """One client's round."""
+    """Train one client."""
     torch.set_num_threads(1)
     if not data:
         data.extend(client_tensors(task))

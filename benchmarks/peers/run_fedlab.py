@@ -2,7 +2,7 @@
 
     python run_fedlab.py --task cnn --rounds 6 --threads 2
 
-Its data sets import torchvision, which nothing here uses: an empty stand-in is put in its place.
+Its data sets import torchvision, which is not needed here: an empty module replaces it.
 """
 
 import argparse
@@ -15,14 +15,14 @@ from importlib.metadata import version
 
 import torch
 
-from fedfa.bench.plain import TASKS, client_tensors, clock, network, report
+from benchmarks.bench.contender_api import TASKS, client_tensors, clock, network, report
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--task", choices=TASKS, default="cnn")
 parser.add_argument("--rounds", type=int, default=7)
 parser.add_argument("--threads", type=int, default=2)
-asked = parser.parse_args()
-task = TASKS[asked.task]
+options = parser.parse_args()
+task = TASKS[options.task]
 warnings.filterwarnings("ignore")
 
 vision = types.ModuleType("torchvision")
@@ -40,7 +40,7 @@ from fedlab.core.standalone import StandalonePipeline  # noqa: E402
 
 
 class Batches:
-    """Shuffled batches cut from whole tensors: kinder to FedLab than a DataLoader that collects single samples."""
+    """Shuffled batches cut from whole tensors: faster than a DataLoader that collects single samples."""
 
     def __init__(self, x, y, size) -> None:
         self.x, self.y, self.size = x, y, size
@@ -53,23 +53,23 @@ class Batches:
 
 
 class Data(FedDataset):
-    """The clients' data in the form FedLab asks for."""
+    """The clients' data in the form that FedLab requires."""
 
     def __init__(self) -> None:
         self.num = task.clients
-        self.parts = client_tensors(task)
+        self.clients = client_tensors(task)
 
     def get_dataset(self, id, type="train"):
         """One client's samples."""
-        return BaseDataset(*self.parts[id])
+        return BaseDataset(*self.clients[id])
 
     def get_dataloader(self, id, batch_size, type="train"):
         """One client's batches."""
-        return Batches(*self.parts[id], batch_size)
+        return Batches(*self.clients[id], batch_size)
 
 
 class Trainer(SGDSerialClientTrainer):
-    """FedLab's trainer; its own way to set the optimiser leaves out weight decay."""
+    """FedLab's trainer with weight decay, which its own set-up of the optimiser leaves out."""
 
     def setup_optim(self, epochs, batch_size, lr):
         """SGD with weight decay."""
@@ -81,10 +81,10 @@ ends = []
 
 
 class Handler(SyncServerHandler):
-    """Notes the end of each round."""
+    """Records the end of each round."""
 
     def load(self, payload):
-        """Takes one client's answer; true when it was the round's last."""
+        """Add one client's result; return whether the round is complete."""
         done = super().load(payload)
         if done:
             ends.append(clock())
@@ -95,15 +95,15 @@ class Pipeline(StandalonePipeline):
     """Without evaluation."""
 
     def evaluate(self):
-        """Not counted for anybody."""
+        """Do nothing; no contender is evaluated."""
 
 
 random.seed(0)
 torch.manual_seed(0)
-torch.set_num_threads(asked.threads)
+torch.set_num_threads(options.threads)
 logging.disable(logging.INFO)
 trainer = Trainer(network(task), task.clients, cuda=False)
 trainer.setup_dataset(Data())
 trainer.setup_optim(task.epochs, task.batch_size, task.lr)
-Pipeline(Handler(network(task), asked.rounds, task.cohort / task.clients, cuda=False), trainer).main()
+Pipeline(Handler(network(task), options.rounds, task.cohort / task.clients, cuda=False), trainer).main()
 report(ends, release=version("fedlab"))

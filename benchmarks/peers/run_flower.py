@@ -11,11 +11,11 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--task", default="cnn")
 parser.add_argument("--rounds", type=int, default=7)
 parser.add_argument("--cores", type=int, default=2)
-asked = parser.parse_args()
+options = parser.parse_args()
 # Before the imports: Flower and Ray read these when they are loaded.
 os.environ.update(
     FLWR_TELEMETRY_ENABLED="0", RAY_USAGE_STATS_ENABLED="0", RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
-    OMP_NUM_THREADS="1", BENCH_TASK=asked.task,
+    OMP_NUM_THREADS="1", BENCH_TASK=options.task,
 )  # fmt: skip
 
 from flower_client import client, task  # noqa: E402
@@ -24,14 +24,14 @@ from flwr.serverapp import Grid, ServerApp  # noqa: E402
 from flwr.serverapp.strategy import FedAvg  # noqa: E402
 from flwr.simulation import run_simulation  # noqa: E402
 
-from fedfa.bench.plain import clock, network, report  # noqa: E402
+from benchmarks.bench.contender_api import clock, network, report  # noqa: E402
 
 server = ServerApp()
 ends = []
 
 
 class Clock(FedAvg):
-    """Notes the end of each round."""
+    """Records the end of each round."""
 
     def aggregate_train(self, server_round, replies):
         """After the server's step."""
@@ -44,7 +44,7 @@ class Clock(FedAvg):
 def main(grid: Grid, context: Context) -> None:
     """All rounds; nothing is evaluated."""
     strategy = Clock(fraction_train=task.cohort / task.clients, fraction_evaluate=0.0, min_available_nodes=task.clients)
-    strategy.start(grid=grid, initial_arrays=ArrayRecord(network(task).state_dict()), num_rounds=asked.rounds)
+    strategy.start(grid=grid, initial_arrays=ArrayRecord(network(task).state_dict()), num_rounds=options.rounds)
     report(ends, release=version("flwr"))
 
 
@@ -55,7 +55,7 @@ if __name__ == "__main__":
         num_supernodes=task.clients,
         backend_config={
             "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-            # A Ray of its own, also where another one runs.
-            "init_args": {"address": "local", "num_cpus": asked.cores, "_node_ip_address": "127.0.0.1"},
+            # A separate Ray cluster, even if another one is running.
+            "init_args": {"address": "local", "num_cpus": options.cores, "_node_ip_address": "127.0.0.1"},
         },
     )

@@ -1,4 +1,4 @@
-"""pfl-research: its FederatedAveraging on its SimulatedBackend, workers by torchrun as its documentation says.
+"""pfl-research: its FederatedAveraging on its SimulatedBackend, workers started by torchrun as documented.
 
 torchrun --nproc-per-node 2 run_pfl.py --task cnn --rounds 7
 """
@@ -21,18 +21,18 @@ from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 from torch.nn import functional
 
-from fedfa.bench.plain import TASKS, client_tensors, clock, network, report
+from benchmarks.bench.contender_api import TASKS, client_tensors, clock, network, report
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--task", choices=TASKS, default="cnn")
 parser.add_argument("--rounds", type=int, default=7)
-asked = parser.parse_args()
-task = TASKS[asked.task]
+options = parser.parse_args()
+task = TASKS[options.task]
 torch.set_num_threads(1)
 
 
 class Net(torch.nn.Module):
-    """The network with the two methods that pfl asks for."""
+    """The network with the two methods that pfl requires."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,12 +48,12 @@ class Net(torch.nn.Module):
 
     @torch.no_grad()
     def metrics(self, x, y):
-        """Never called here: nothing is evaluated."""
+        """Required by pfl; nothing is evaluated here."""
         return {"loss": Weighted(functional.cross_entropy(self.net(x), y, reduction="sum").item(), len(y))}
 
 
 class Clock(TrainingProcessCallback):
-    """Notes the end of each round."""
+    """Records the end of each round."""
 
     def __init__(self) -> None:
         self.ends = []
@@ -73,7 +73,7 @@ net = Net()
 watch = Clock()
 FederatedAveraging().run(
     algorithm_params=NNAlgorithmParams(
-        central_num_iterations=asked.rounds, evaluation_frequency=10**6, train_cohort_size=task.cohort,
+        central_num_iterations=options.rounds, evaluation_frequency=10**6, train_cohort_size=task.cohort,
         val_cohort_size=None,
     ),
     backend=SimulatedBackend(training_data=train, val_data=train),

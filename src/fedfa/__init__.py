@@ -1,7 +1,7 @@
 """fedfa: federated learning on heterogeneous data.
 
 >>> import fedfa
->>> settings = fedfa.Settings.preset("digits-c2", {"rounds": 2})
+>>> config = fedfa.Config.preset("digits-c2", {"rounds": 2})
 """
 
 import os
@@ -9,41 +9,95 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-# Intel's library of matrix products, which torch uses, otherwise adds in an order that depends on where in memory a
-# matrix lies (seen on a processor with AVX2): the same client would end with other bits in another place of a stack.
-# This way costs nothing measurable. It is read at the first product, so it must be said before that.
+# Without it, the order of additions in MKL's matrix products depends on memory addresses (observed with AVX2): a client
+# would get other bits at another position of a stack. The cost is not measurable. MKL reads the variable at the first
+# product, so it is set before.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 if TYPE_CHECKING:
+    from fedfa import algorithms, data, errors
     from fedfa.algorithms.method import Method
     from fedfa.algorithms.registry import register
-    from fedfa.learning.part import Options, Part
-    from fedfa.learning.sums import WeightedSum
+    from fedfa.data import DataSet, Federation
+    from fedfa.errors import FedfaError
+    from fedfa.experiment.config import Config
+    from fedfa.experiment.experiment import Callback, Experiment
+    from fedfa.experiment.record import RoundRecord
+    from fedfa.experiment.run import RunResult, run
+    from fedfa.experiment.saving import load
+    from fedfa.learning.aggregate import Aggregate, WeightedSum
+    from fedfa.learning.algorithm import Algorithm
+    from fedfa.learning.component import Component, Traits
+    from fedfa.learning.context import Batch, ClientContext, LocalTraining, Role, ServerStep, Task
     from fedfa.models.split import SplitModel
-    from fedfa.studies.run import RunResult, run
-    from fedfa.studies.settings import Settings
+    from fedfa.report.compare import compare
+    from fedfa.stacking.support import stackable
 
-_PLACES = {
-    "Method": "fedfa.algorithms.method",
-    "register": "fedfa.algorithms.registry",
-    "Options": "fedfa.learning.part",
-    "Part": "fedfa.learning.part",
-    "WeightedSum": "fedfa.learning.sums",
-    "SplitModel": "fedfa.models.split",
-    "RunResult": "fedfa.studies.run",
-    "run": "fedfa.studies.run",
-    "Settings": "fedfa.studies.settings",
+_MODULES = {
+    "fedfa.algorithms.method": ("Method",),
+    "fedfa.algorithms.registry": ("register",),
+    "fedfa.data": ("DataSet", "Federation"),
+    "fedfa.errors": ("FedfaError",),
+    "fedfa.report.compare": ("compare",),
+    "fedfa.experiment.config": ("Config",),
+    "fedfa.experiment.experiment": ("Callback", "Experiment"),
+    "fedfa.experiment.record": ("RoundRecord",),
+    "fedfa.experiment.run": ("RunResult", "run"),
+    "fedfa.experiment.saving": ("load",),
+    "fedfa.learning.aggregate": ("Aggregate", "WeightedSum"),
+    "fedfa.learning.algorithm": ("Algorithm",),
+    "fedfa.learning.component": ("Component", "Traits"),
+    "fedfa.learning.context": ("Batch", "ClientContext", "LocalTraining", "Role", "ServerStep", "Task"),
+    "fedfa.models.split": ("SplitModel",),
+    "fedfa.stacking.support": ("stackable",),
 }
+_SUBPACKAGES = ("algorithms", "data", "errors")
 
 __all__ = [
-    "Method", "Options", "Part", "RunResult", "Settings", "SplitModel", "WeightedSum", "__version__", "register", "run",
-]  # fmt: skip
+    "Aggregate",
+    "Algorithm",
+    "Batch",
+    "Callback",
+    "ClientContext",
+    "Component",
+    "Config",
+    "DataSet",
+    "Experiment",
+    "Federation",
+    "FedfaError",
+    "LocalTraining",
+    "Method",
+    "Role",
+    "RoundRecord",
+    "RunResult",
+    "ServerStep",
+    "SplitModel",
+    "Task",
+    "Traits",
+    "WeightedSum",
+    "__version__",
+    "algorithms",
+    "compare",
+    "data",
+    "errors",
+    "load",
+    "register",
+    "run",
+    "stackable",
+]
 
 
 def __getattr__(name: str) -> object:
     """Import on first use: `import fedfa` alone does not load torch."""
     import importlib
 
-    if name in _PLACES:
-        return getattr(importlib.import_module(_PLACES[name]), name)
+    if name in _SUBPACKAGES:
+        return importlib.import_module(f"fedfa.{name}")
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module 'fedfa' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,5 +1,8 @@
 """Every error that a user can cause or must act on: the message names what is wrong and what to do."""
 
+import traceback
+from pathlib import Path
+
 
 class FedfaError(Exception):
     """Base of all errors that fedfa raises on purpose; the command line prints them without a traceback."""
@@ -9,12 +12,12 @@ class DataError(FedfaError):
     """A data set cannot be found, read or trusted, or a partition cannot be made from it."""
 
 
-class SettingsError(FedfaError):
-    """A setting is unknown, misspelt or has a value that is not allowed."""
+class ConfigError(FedfaError):
+    """A config key is unknown or misspelt, or its value is not allowed."""
 
 
-class RecipeError(FedfaError):
-    """A recipe names an unknown method, or combines methods that do not fit together."""
+class AlgorithmError(FedfaError):
+    """An algorithm names an unknown method, or combines methods that cannot be combined."""
 
 
 class ModelError(FedfaError):
@@ -22,13 +25,13 @@ class ModelError(FedfaError):
 
 
 class ClientError(FedfaError):
-    """The work of one client failed; says which client, which round and at what stage.
+    """The work of one client failed: which client, which round, at which stage.
 
     Args:
         client: Number of the client.
         round: Number of the round, counted from 1.
         stage: What the client was doing, e.g. ``"local training"``.
-        problem: What went wrong, in words.
+        problem: What went wrong.
     """
 
     def __init__(self, client: int, round: int, stage: str, problem: str) -> None:
@@ -41,8 +44,26 @@ class ClientError(FedfaError):
 
 
 class RunError(FedfaError):
-    """A run folder cannot be written, resumed or read."""
+    """A run directory cannot be written, resumed or read."""
 
 
 class FederationError(FedfaError):
-    """A federation between sites cannot begin or go on: too few sites, or sites that do not fit together."""
+    """A federation between sites cannot start or continue: too few sites, or sites that do not match."""
+
+
+def describe(error: BaseException) -> str:
+    """An error in one line: fedfa's own as it is, any other with its type and the line of the user's code.
+
+    The line is the innermost one outside fedfa's frame and of installed packages: a hook of a component, a network.
+    """
+    if isinstance(error, FedfaError):
+        return str(error)
+    package = Path(__file__).resolve().parent
+    place = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        file = Path(frame.filename)
+        installed = "site-packages" in file.parts or not file.exists()
+        own = file.is_relative_to(package) and not file.is_relative_to(package / "algorithms")
+        if not installed and not own:
+            place = f" ({file.name}, line {frame.lineno}, in {frame.name})"
+    return f"{type(error).__name__}: {error}{place}"

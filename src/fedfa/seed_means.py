@@ -1,4 +1,4 @@
-"""Numbers over seeds: the mean, the standard deviation, and the seeds that stand behind them."""
+"""Means and standard deviations over seeds."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ MEANING = (
     "mean(standard deviation) over seeds, in brackets the number of seeds (of the training; the split of the data is "
     "the same)"
 )
-"""What a :class:`SeedMean` says, for legends."""
+"""Meaning of a :class:`SeedMean`, for legends."""
 
 
 def mean_text(mean: float, deviation: float | None) -> str:
-    """A mean with its standard deviation, where there is one.
+    """Format a mean with its standard deviation, if there is one.
 
     Example:
         >>> mean_text(83.6, 0.412), mean_text(83.6, None)
@@ -26,16 +26,16 @@ def mean_text(mean: float, deviation: float | None) -> str:
 
 @dataclass(frozen=True)
 class SeedMean:
-    """An accuracy in percent over the seeds of one method in one setting."""
+    """Mean of a value over the seeds of one method in one setting."""
 
     mean: float
     deviation: float | None
-    """Standard deviation over seeds (n − 1 in the divisor); None for a single one."""
+    """Standard deviation over seeds (divisor n − 1); None for a single seed."""
     seeds: tuple[int, ...]
 
     @classmethod
     def over(cls, values: Mapping[int, float]) -> Self | None:
-        """From the values by seed; None if there is none.
+        """Compute from values by seed; None if there are none.
 
         Example:
             >>> print(SeedMean.over({1: 83.0, 2: 84.0, 3: 86.5}))
@@ -53,7 +53,7 @@ class SeedMean:
 
 
 def csv_cells(number: SeedMean | None) -> tuple[str, str, str]:
-    """Seeds, mean and standard deviation for a line of CSV; empty where there is nothing.
+    """Seeds, mean and standard deviation for a line of CSV; empty strings for None.
 
     Example:
         >>> csv_cells(SeedMean(83.6, None, (1,)))
@@ -65,5 +65,5 @@ def csv_cells(number: SeedMean | None) -> tuple[str, str, str]:
 
 
 def csv_number(value: float | None) -> str:
-    """A number for CSV; empty where there is none."""
+    """Format a number for CSV; empty for None."""
     return "" if value is None else f"{value:.4f}"

@@ -1,4 +1,4 @@
-"""Tables as text: Markdown, LaTeX, CSV."""
+"""Format tables as Markdown, LaTeX or CSV."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Cells = Sequence[str]
 
 
 def markdown_table(header: Cells, rows: Sequence[Cells]) -> str:
-    """Rows as a Markdown table, numbers to the right.
+    """Format rows as a Markdown table; all columns but the first are right-aligned.
 
     Example:
         >>> print(markdown_table(["a", "b"], [["x", "1"]]))
@@ -32,7 +32,7 @@ _SPECIAL = re.compile("|".join(re.escape(sign) for sign in _LATEX))
 
 
 def latex_text(text: str) -> str:
-    r"""A text with the signs that LaTeX takes for its own written out.
+    r"""Escape the special characters of LaTeX.
 
     Example:
         >>> print(latex_text("#C = 2, α = 0.1"))
@@ -42,7 +42,7 @@ def latex_text(text: str) -> str:
 
 
 def latex_table(header: Cells, rows: Sequence[Cells]) -> str:
-    """Rows as a LaTeX tabular (packages booktabs and amssymb), numbers to the right."""
+    """Format rows as a LaTeX tabular (packages booktabs and amssymb)."""
 
     def line(cells: Cells) -> str:
         return " & ".join(latex_text(cell) for cell in cells) + r" \\"
@@ -61,7 +61,7 @@ def latex_table(header: Cells, rows: Sequence[Cells]) -> str:
 
 
 def csv_table(header: Cells, rows: Sequence[Cells]) -> str:
-    """Rows as CSV."""
+    """Format rows as CSV."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)

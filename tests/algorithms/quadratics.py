@@ -12,7 +12,6 @@ and everything a method does can be written down:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,60 +19,14 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from fedfa.algorithms.registry import build_recipe
-from fedfa.learning.client import ClientResult, ClientTrainer, RoundPlan
-from fedfa.learning.part import Batch, ClientContext, LocalTraining, Part, Role, Task
-from fedfa.learning.recipe import Recipe
-from fedfa.learning.server import ServerState, finish_round
-from fedfa.learning.sums import Total
-from fedfa.learning.tensors import PartTensors, clone
-from fedfa.models.split import SplitModel
-from tests.algorithms.toy import Network, Samples, toy_samples
+from fedfa.algorithms import FedMA, FedNova, FedProx, Scaffold
+from fedfa.learning.algorithm import Algorithm
+from fedfa.learning.component import Component
+from fedfa.learning.context import Batch, ClientContext, LocalTraining, Role, Task
+from fedfa.learning.tensors import clone
+from tests.algorithms.federation_harness import Federation, Samples
+from tests.algorithms.toy import assert_same_bits, toy_federation
 from tests.algorithms.transcription import Array
-
-Options = Mapping[str, Mapping[str, Any]]
-
-
-class Federation:
-    """Rounds with any cohort; what clients keep is kept, and the server's state travels as in a checkpoint."""
-
-    def __init__(
-        self,
-        recipe: Recipe,
-        network: nn.Module,
-        clients: Sequence[Samples],
-        local: LocalTraining,
-        *,
-        steps: Sequence[int] | None = None,
-        seed: int = 1,
-    ) -> None:
-        self.recipe, self.clients, self.local, self.steps, self.seed = recipe, clients, local, steps, seed
-        self.model = SplitModel.of(network)
-        task = Task(self.model, self.model.num_classes, len(clients), rounds=1000, local=local)
-        self.roles = recipe.roles(task)
-        self.trainer = ClientTrainer(self.model, recipe, self.roles)
-        self.state = ServerState(0, clone(self.model.state()), recipe.init(task, seed))
-        self.kept: dict[int, PartTensors] = {}
-
-    def plan(self, client: int | None = None) -> RoundPlan:
-        steps = self.steps[client] if self.steps is not None and client is not None else self.local.steps
-        received = self.recipe.broadcast(self.state.parts, self.state.round)
-        local = replace(self.local, steps=steps)
-        return RoundPlan(self.state.round, self.state.model, received, local, self.seed, rounds=1000)
-
-    def train(self, client: int) -> ClientResult:
-        result = self.trainer.train(self.plan(client), client, self.clients[client], self.kept.get(client, {}))
-        self.kept[client] = result.kept
-        return result
-
-    def play(self, cohort: Sequence[int] | None = None) -> ServerState:
-        """One round of these clients (all of them if not said)."""
-        total = Total(keep_each=self.recipe.needs_each)
-        for client in range(len(self.clients)) if cohort is None else cohort:
-            total.add(self.train(client).sums)
-        state = finish_round(self.recipe, self.roles, self.state, total, len(self.clients), self.seed)
-        self.state = ServerState.from_tensors(state.to_tensors())
-        return self.state
 
 
 class Point(nn.Module):
@@ -92,14 +45,14 @@ class Point(nn.Module):
         return result
 
 
-class QuadraticLoss(Part[Any]):
+class QuadraticLoss(Component):
     """Puts the client's quadratic in the place of the cross-entropy; each step adds client + 1 to the statistic."""
 
     name = "quadratic"
 
-    def __init__(self, A: Tensor, b: Tensor, g: Tensor) -> None:
-        super().__init__()
-        self.A, self.b, self.g = A, b, g
+    A: Tensor
+    b: Tensor
+    g: Tensor
 
     def loss(self, ctx: ClientContext, batch: Batch, loss: Tensor) -> Tensor:
         i, w = ctx.client, ctx.parameters["point.weight"][0]
@@ -111,25 +64,23 @@ class Quadratics(Federation):
     """A federation of quadratic clients.
 
     Args:
-        recipe: The method.
+        algorithm: The method.
         A: One matrix per client (or one number, for one dimension).
         b: One vector per client (or one number).
-        g: One vector per client of linear terms; none if not said.
-        options: Of the method's parts.
+        g: One vector per client of linear terms; none if left out.
         steps: Local steps, for all or per client.
         sizes: Samples per client; they only act as weights.
-        start: The initial model; zero if not said.
+        start: The initial model; zero if left out.
         local: Further values of the local training.
     """
 
     def __init__(
         self,
-        recipe: str,
+        algorithm: Algorithm | Component,
         A: ArrayLike,
         b: ArrayLike,
         *,
         g: ArrayLike | None = None,
-        options: Options | None = None,
         steps: int | Sequence[int] = 1,
         sizes: Sequence[int] | None = None,
         start: Sequence[float] | None = None,
@@ -141,15 +92,17 @@ class Quadratics(Federation):
         self.A = np.asarray(A, dtype=np.float64).reshape(count, self.dim, self.dim)
         g = np.zeros_like(self.b) if g is None else np.asarray(g, dtype=np.float64).reshape(self.b.shape)
         sizes = [1] * count if sizes is None else sizes
-        parts = build_recipe(recipe, options or {}).parts
-        loss = QuadraticLoss(torch.from_numpy(self.A), torch.from_numpy(self.b), torch.from_numpy(g))
+        loss = QuadraticLoss(A=torch.from_numpy(self.A), b=torch.from_numpy(self.b), g=torch.from_numpy(g))
         super().__init__(
-            Recipe([*parts, loss]),
+            algorithm + loss,
             Point([0.0] * self.dim if start is None else start),
             [Samples(np.zeros((size, self.dim)), np.zeros(size, dtype=np.int64), classes=1) for size in sizes],
-            LocalTraining(**{"epochs": 1, "batch_size": 1, "lr": lr, "momentum": 0.0, "weight_decay": 0.0, **local}),
-            steps=[steps] * count if isinstance(steps, int) else steps,
+            LocalTraining(**{"epochs": 1, "batch_size": 1, "lr": lr, "weight_decay": 0.0, **local}),
         )
+        self.steps = [steps] * count if isinstance(steps, int) else steps
+
+    def local_of(self, client: int, local: LocalTraining) -> LocalTraining:
+        return local.model_copy(update={"steps": self.steps[client]})
 
     @property
     def w(self) -> Array:
@@ -166,9 +119,9 @@ class Quadratics(Federation):
     def statistic(self) -> float:
         return float(self.state.model["statistic"])
 
-    def kept_value(self, client: int, part: str) -> float:
-        """What a client keeps, where it is one number."""
-        return float(self.kept[client][part]["point.weight"])
+    def client_value(self, client: int, component: str) -> float:
+        """The client state of a component, where it is one number."""
+        return float(self.client_states[client][component]["point.weight"])
 
 
 def quadratics(clients: int = 3, dim: int = 2, seed: int = 1) -> tuple[Array, Array]:
@@ -203,25 +156,8 @@ def random_cohorts(clients: int, size: int, rounds: int, seed: int = 1) -> list[
     return [sorted(rng.choice(clients, size, replace=False).tolist()) for _ in range(rounds)]
 
 
-def classifiers(
-    recipe: str | Recipe, options: Options | None = None, *, network: nn.Module | None = None, **local: Any
-) -> Federation:
-    """The toy's clients and network with the real loss, in double precision."""
-    samples = [Samples(x, y) for x, y in toy_samples(1)]
-    if network is None:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(1)
-            network = Network().double()
-    return Federation(
-        build_recipe(recipe, options or {}) if isinstance(recipe, str) else recipe,
-        network,
-        samples,
-        LocalTraining(**{"epochs": 2, "batch_size": 4, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.001, **local}),
-    )
-
-
-class OddRoles(Part[Any]):
-    """Keeps the hidden bias on the client and never trains the classifier's."""
+class OddRoles(Component):
+    """Leaves the hidden bias on the client and never trains the classifier's."""
 
     name = "oddroles"
 
@@ -229,38 +165,29 @@ class OddRoles(Part[Any]):
         return {"hidden.bias": Role.LOCAL, "classifier.bias": Role.FROZEN}
 
 
-def assert_same_rounds(one: Federation, other: Federation, rounds: int = 2) -> None:
-    """The two give the same bits, round after round."""
-    for _ in range(rounds):
-        first, second = one.play().model, other.play().model
-        assert first.keys() == second.keys()
-        for name, value in first.items():
-            assert torch.equal(value, second[name]), name
-
-
-def assert_takes_odd_roles(recipe: str, options: Options | None = None) -> Federation:
-    """Parameters that stay on the client or are frozen are neither corrected, nor kept, nor moved by the method."""
-    game = classifiers(Recipe([*build_recipe(recipe, options or {}).parts, OddRoles()]))
-    frozen, local = (game.state.model[name].clone() for name in ("classifier.bias", "hidden.bias"))
+def assert_takes_odd_roles(algorithm: Algorithm | Component) -> Federation:
+    """Parameters that stay on the client or are frozen are neither corrected, nor stored, nor moved by the method."""
+    federation = toy_federation(algorithm + OddRoles())
+    frozen, local = (federation.state.model[name].clone() for name in ("classifier.bias", "hidden.bias"))
     for cohort in ([0, 1], [1, 2], [0, 2]):
-        game.play(cohort)
-    assert torch.equal(game.state.model["classifier.bias"], frozen)
-    assert torch.equal(game.state.model["hidden.bias"], local), "the server's copy has no meaning, but must not change"
-    part = game.recipe.parts[0].name
-    for kept in game.kept.values():
-        assert kept.get(part, {}).keys() <= {"hidden.weight", "classifier.weight"}
-    assert all(torch.isfinite(value).all() for value in game.state.to_tensors().values())
-    return game
+        federation.round(cohort)
+    assert torch.equal(federation.state.model["classifier.bias"], frozen)
+    assert torch.equal(federation.state.model["hidden.bias"], local), "the server's copy must not change"
+    component = federation.algorithm.components[0].name
+    for client_state in federation.client_states.values():
+        assert client_state.get(component, {}).keys() <= {"hidden.weight", "classifier.weight"}
+    assert all(torch.isfinite(value).all() for value in federation.state.to_tensors().values())
+    return federation
 
 
-def assert_takes_clients_without_a_step(recipe: str, options: Options | None = None) -> Federation:
+def assert_takes_clients_without_a_step(algorithm: Algorithm | Component) -> Federation:
     """Batches of 12, no incomplete last one: of the toy's clients (11, 7 and 13 samples) only the third trains."""
-    game = classifiers(recipe, options, batch_size=12, drop_last=True)
+    federation = toy_federation(algorithm, batch_size=12, drop_last=True)
     for _ in range(3):
-        game.play()
-    assert all(torch.isfinite(value).all() for value in game.state.to_tensors().values())
-    before = clone(game.state.model)
-    game.play([0, 1])
-    if recipe in ("fedprox", "fednova", "scaffold", "fedma"):  # the others move by what they remember
-        assert all(torch.equal(value, before[name]) for name, value in game.state.model.items())
-    return game
+        federation.round()
+    assert all(torch.isfinite(value).all() for value in federation.state.to_tensors().values())
+    before = clone(federation.state.model)
+    federation.round([0, 1])
+    if isinstance(algorithm, FedProx | FedNova | Scaffold | FedMA):  # the others move by their state
+        assert_same_bits(federation.state.model, before)
+    return federation

@@ -11,11 +11,11 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from fedfa.data import DataSet
-from fedfa.errors import RecipeError
+from fedfa.errors import AlgorithmError
+from fedfa.experiment.experiment import Experiment
+from fedfa.experiment.run import run
 from fedfa.learning.random import stream
-from fedfa.studies.run import run
-from fedfa.studies.setup import prepare
-from tests.studies.study_toys import equal_tensors, kept_by_clients, small
+from tests.experiment.run_toys import client_states, equal_tensors, small
 
 
 def test_it_is_sgd_on_all_data_with_as_many_steps_as_the_cohort_makes(tmp_path: Path, blobs: DataSet) -> None:
@@ -25,9 +25,9 @@ def test_it_is_sgd_on_all_data_with_as_many_steps_as_the_cohort_makes(tmp_path: 
     """
     asked = small("centralised", rounds=2, local={"momentum": 0.9, "lr_decay": 0.5})
     result = run(asked, tmp_path / "run", data=blobs)
-    laboratory = prepare(asked, data=blobs)
-    start = laboratory.initial_state().model
-    everybody = torch.cat([laboratory.federation.client(k).positions for k in range(6)])
+    experiment = Experiment.from_config(asked, data=blobs)
+    start = experiment.state.model
+    everybody = torch.cat([experiment.federation.client(k).positions for k in range(6)])
     assert sorted(everybody.tolist()) == list(range(240))
     network = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
     with torch.no_grad():
@@ -54,7 +54,7 @@ def test_unequal_clients_count_with_their_own_steps(tmp_path: Path, blobs: DataS
     asked = small("centralised", data={"partition": "quantity:0.5"}, cohort={"clients": 2}, rounds=3)
     fedavg = run(small("fedavg", data={"partition": "quantity:0.5"}, cohort={"clients": 2}, rounds=3),
                  tmp_path / "fedavg", data=blobs)  # fmt: skip
-    sizes = prepare(asked, data=blobs).federation.partition.sizes
+    sizes = Experiment.from_config(asked, data=blobs).sizes
     steps = [sum(2 * -(-int(sizes[k]) // 16) for k in record["cohort"]) for record in fedavg.metrics]
     assert len(set(steps)) > 1, "else the test shows nothing"
     result = run(asked, tmp_path / "run", data=blobs)
@@ -80,8 +80,8 @@ def test_how_the_data_were_split_matters_no_more(tmp_path: Path, blobs: DataSet)
 
 def test_it_learns_what_skewed_clients_do_not(tmp_path: Path, blobs: DataSet) -> None:
     centralised, fedavg = (
-        run(small(recipe, rounds=2), tmp_path / recipe, data=blobs).final_accuracy
-        for recipe in ("centralised", "fedavg")
+        run(small(algorithm, rounds=2), tmp_path / algorithm, data=blobs).final_accuracy
+        for algorithm in ("centralised", "fedavg")
     )
     assert centralised > 0.85 > fedavg
 
@@ -100,12 +100,12 @@ def test_methods_with_client_state_have_one_client(tmp_path: Path, blobs: DataSe
     """SCAFFOLD's c_i is its c then, so the correction is zero: plain training up to the rounding of c."""
     plain = run(small("centralised"), tmp_path / "plain", data=blobs)
     scaffold = run(small("centralised+scaffold"), tmp_path / "scaffold", data=blobs)
-    assert {name.partition(".")[0] for name in kept_by_clients(tmp_path / "scaffold")} == {"0"}
+    assert {name.partition(".")[0] for name in client_states(tmp_path / "scaffold")} == {"0"}
     for name, value in plain.model.items():
         assert_close(scaffold.model[name], value, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("recipe", ["centralised+local", "centralised+fedbn"])
-def test_methods_that_keep_the_model_on_clients_are_refused(recipe: str) -> None:
-    with pytest.raises(RecipeError, match=r"'centralised' does not go with .*all data are in one place"):
-        small(recipe).recipe()
+@pytest.mark.parametrize("algorithm", ["centralised+local", "centralised+fedbn"])
+def test_methods_that_keep_the_model_on_clients_are_refused(algorithm: str) -> None:
+    with pytest.raises(AlgorithmError, match=r"'centralised' cannot be combined with .*all data are in one place"):
+        small(algorithm).build_algorithm()

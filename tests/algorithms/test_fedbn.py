@@ -12,14 +12,14 @@ from torch.testing import assert_close
 
 from fedfa.algorithms.fedbn import EVERY, normalisation_tensors
 from fedfa.data import DataSet
-from fedfa.errors import RecipeError
-from fedfa.learning.part import Role
+from fedfa.errors import AlgorithmError
+from fedfa.experiment.experiment import Experiment
+from fedfa.experiment.run import run
+from fedfa.learning.context import Role
 from fedfa.learning.tensors import Tensors
 from fedfa.models.split import SplitModel
 from fedfa.models.zoo import build_model
-from fedfa.studies.run import run
-from fedfa.studies.setup import prepare
-from tests.studies.study_toys import equal_tensors, kept_by_clients, small
+from tests.experiment.run_toys import client_states, equal_tensors, small
 
 BATCH_NORM = {f"1.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
 
@@ -29,8 +29,10 @@ def network(norm: Callable[[], nn.Module] = lambda: nn.BatchNorm1d(8)) -> Callab
 
 
 def local_names(model: Callable[[], nn.Module], blobs: DataSet, layers: str = "all") -> set[str]:
-    laboratory = prepare(small("fedbn", algorithm={"fedbn": {"layers": layers}}), data=blobs, model=model)
-    return {name for name, role in laboratory.roles.items() if role is Role.LOCAL}
+    experiment = Experiment.from_config(
+        small("fedbn", algorithm={"fedbn": {"layers": layers}}), data=blobs, model=model
+    )
+    return {name for name, role in experiment.roles.items() if role is Role.LOCAL}
 
 
 @pytest.mark.parametrize("layers", ["all", "batch"])
@@ -82,36 +84,36 @@ def test_the_networks_of_the_paper_that_normalise() -> None:
 
 
 def test_a_network_without_normalisation_is_refused(blobs: DataSet) -> None:
-    with pytest.raises(RecipeError, match=r'has none: choose model\.name = "cnn-mixed-digits"'):
-        prepare(small("fedbn"), data=blobs)
+    with pytest.raises(AlgorithmError, match=r'has none: choose model\.name = "cnn-mixed-digits"'):
+        Experiment.from_config(small("fedbn"), data=blobs)
     bare = network(lambda: nn.LayerNorm(8, elementwise_affine=False))
-    with pytest.raises(RecipeError, match="has none"):
-        prepare(small("fedbn"), data=blobs, model=bare)
+    with pytest.raises(AlgorithmError, match="has none"):
+        Experiment.from_config(small("fedbn"), data=blobs, model=bare)
     only_batch = small("fedbn", algorithm={"fedbn": {"layers": "batch"}})
-    with pytest.raises(RecipeError, match=r'other kinds than BatchNorm: set algorithm\.fedbn\.layers = "all"'):
-        prepare(only_batch, data=blobs, model=network(lambda: nn.GroupNorm(2, 8)))
+    with pytest.raises(AlgorithmError, match=r'other kinds than BatchNorm: set algorithm\.fedbn\.layers = "all"'):
+        Experiment.from_config(only_batch, data=blobs, model=network(lambda: nn.GroupNorm(2, 8)))
 
 
 def test_the_rest_is_averaged_and_the_layers_never_leave(tmp_path: Path, blobs: DataSet) -> None:
     """One round of all six clients, of 40 samples each: the mean of what each would have sent with FedAvg.
 
-    In the first round nobody has anything of its own yet, so local training is FedAvg's in both methods.
+    In the first round no client has tensors of its own yet, so local training is FedAvg's in both methods.
     """
     asked = {"rounds": 1, "cohort": {"clients": 6}}
     result = run(small("fedbn", **asked), tmp_path / "fedbn", data=blobs, model=network())
     fedavg = run(small("fedavg", **asked), tmp_path / "fedavg", data=blobs, model=network())
-    start = prepare(small("fedbn"), data=blobs, model=network()).initial_state().model
-    kept = [own(tensors) for tensors in kept_by_clients(tmp_path / "fedbn").values()]
-    assert len(kept) == 6
+    start = Experiment.from_config(small("fedbn"), data=blobs, model=network()).state.model
+    client_state = [own(tensors) for tensors in client_states(tmp_path / "fedbn").values()]
+    assert len(client_state) == 6
     for name, value in result.model.items():
         if name in BATCH_NORM:
             assert torch.equal(value, start[name]), "the server's own never moves"
-            mean = torch.stack([tensors[name].double() for tensors in kept]).mean(0)
+            mean = torch.stack([tensors[name].double() for tensors in client_state]).mean(0)
             assert_close(mean, fedavg.model[name].double(), rtol=1e-4, atol=1e-5)
         else:
             assert torch.equal(value, fedavg.model[name])
-    assert all(tensors.keys() == BATCH_NORM for tensors in kept)
-    assert not equal_tensors(kept[0], kept[1])
+    assert all(tensors.keys() == BATCH_NORM for tensors in client_state)
+    assert not equal_tensors(client_state[0], client_state[1])
     sent = 4 * 4 * 8 + 8  # four vectors of eight and a counter of eight bytes
     assert fedavg.metrics[0]["bytes_down"] - result.metrics[0]["bytes_down"] == 6 * sent
 
@@ -123,15 +125,15 @@ def own(tensors: Tensors) -> Tensors:
 def test_a_client_goes_on_with_its_own_layers(tmp_path: Path, blobs: DataSet) -> None:
     """The counter of batches: as many as the client itself has made in all rounds so far."""
     result = run(small("fedbn", rounds=4), tmp_path / "run", data=blobs, model=network())
-    for file, tensors in kept_by_clients(tmp_path / "run").items():
+    for file, tensors in client_states(tmp_path / "run").items():
         client = int(file.partition(".")[0])
         rounds = sum(client in record["cohort"] for record in result.metrics)
         assert tensors["model/1.num_batches_tracked"].item() == rounds * 2 * 3  # two epochs of three batches
 
 
-def test_other_methods_go_with_it(tmp_path: Path, blobs: DataSet) -> None:
-    for recipe in ("fedfa+fedbn", "fedbn+fedadam", "fedprox+fedbn", "scaffold+fedbn"):
-        result = run(small(recipe, rounds=2), tmp_path / recipe, data=blobs, model=network())
-        assert all(name in tensors for tensors in map(own, kept_by_clients(tmp_path / recipe).values())
+def test_fedbn_combines_with_other_methods(tmp_path: Path, blobs: DataSet) -> None:
+    for algorithm in ("fedfa+fedbn", "fedbn+fedadam", "fedprox+fedbn", "scaffold+fedbn"):
+        result = run(small(algorithm, rounds=2), tmp_path / algorithm, data=blobs, model=network())
+        assert all(name in tensors for tensors in map(own, client_states(tmp_path / algorithm).values())
                    for name in BATCH_NORM)  # fmt: skip
         assert result.final_accuracy > 0

@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from fedfa.algorithms.registry import build_recipe
-from fedfa.errors import RecipeError
+from fedfa.algorithms import FedAvg, FedDyn
+from fedfa.algorithms.registry import build_algorithm
+from fedfa.errors import AlgorithmError
 from tests.algorithms.quadratics import (
     Quadratics,
-    assert_same_rounds,
     assert_takes_clients_without_a_step,
     assert_takes_odd_roles,
     averaged_fixed_point,
-    classifiers,
     optimum,
     quadratics,
     random_cohorts,
 )
+from tests.algorithms.toy import assert_same_rounds, toy_federation
 
 
 def test_three_rounds_by_hand() -> None:
@@ -32,24 +32,24 @@ def test_three_rounds_by_hand() -> None:
     −1.1175 → 0.46575. g_0 = −0.1 − 0.5·0.26075 = −0.230375; h = −0.0175 − 0.25·0.26075 = −0.0826875;
     θ = 0.46575 + 0.165375 = 0.631125.
     """
-    game = Quadratics("feddyn", [2, 1], [1, -1], options={"feddyn": {"alpha": 0.5}})
+    federation = Quadratics(FedDyn(alpha=0.5), [2, 1], [1, -1])
     expected = [([0], 0.3, -0.05), ([1], 0.205, -0.0175), ([0], 0.631125, -0.0826875)]
     for number, (cohort, model, h) in enumerate(expected):
-        game.steps = [2, 2] if number == 2 else [1, 1]
-        game.play(cohort)
-        assert game.value == pytest.approx(model, rel=1e-13)
-        assert float(game.state.parts["feddyn"]["point.weight"]) == pytest.approx(h, rel=1e-13)
+        federation.steps = [2, 2] if number == 2 else [1, 1]
+        federation.round(cohort)
+        assert federation.value == pytest.approx(model, rel=1e-13)
+        assert float(federation.state.components["feddyn"]["point.weight"]) == pytest.approx(h, rel=1e-13)
         if number == 1:
-            assert game.kept_value(0, "feddyn") == pytest.approx(-0.1, rel=1e-13)
-    assert game.kept_value(0, "feddyn") == pytest.approx(-0.230375, rel=1e-13)
-    assert game.kept_value(1, "feddyn") == pytest.approx(0.065, rel=1e-13)
+            assert federation.client_value(0, "feddyn") == pytest.approx(-0.1, rel=1e-13)
+    assert federation.client_value(0, "feddyn") == pytest.approx(-0.230375, rel=1e-13)
+    assert federation.client_value(1, "feddyn") == pytest.approx(0.065, rel=1e-13)
 
 
 def test_a_round_of_all_counts_clients_equally_whatever_their_sizes() -> None:
     """From 0: θ_0 = 0.2, θ_1 = −0.1; their even mean is 0.05, h = −0.5·0.05, θ = 0.05 + 0.05 = 0.1."""
-    game = Quadratics("feddyn", [2, 1], [1, -1], options={"feddyn": {"alpha": 0.5}}, sizes=[9, 1])
-    game.play()
-    assert game.value == pytest.approx(0.1, rel=1e-13)
+    federation = Quadratics(FedDyn(alpha=0.5), [2, 1], [1, -1], sizes=[9, 1])
+    federation.round()
+    assert federation.value == pytest.approx(0.1, rel=1e-13)
 
 
 @pytest.mark.parametrize(("cohort_size", "decay", "rounds"), [(3, 0.0, 35), (2, 0.3, 65)])
@@ -61,78 +61,79 @@ def test_it_reaches_the_optimum_of_the_sum_where_fedavg_does_not(cohort_size: in
     where Σ (I − M_i)(w − b_i) = 0, M_i = (I − η A_i)^3, which is elsewhere.
     """
     A, b = quadratics()
-    game = Quadratics("feddyn", A, b, options={"feddyn": {"alpha": 1.0}}, steps=3, lr=0.3, weight_decay=decay)
+    federation = Quadratics(FedDyn(alpha=1.0), A, b, steps=3, lr=0.3, weight_decay=decay)
     for cohort in random_cohorts(3, cohort_size, rounds):
-        game.play(cohort)
-    np.testing.assert_allclose(game.w, optimum(A, b, decay=decay), rtol=0, atol=1e-6)
+        federation.round(cohort)
+    np.testing.assert_allclose(federation.w, optimum(A, b, decay=decay), rtol=0, atol=1e-6)
     for client in range(3):  # the dual states have become the gradients
-        gradient = A[client] @ (game.w - b[client]) + decay * game.w
-        np.testing.assert_allclose(game.kept[client]["feddyn"]["point.weight"][0], gradient, rtol=0, atol=1e-5)
+        gradient = A[client] @ (federation.w - b[client]) + decay * federation.w
+        dual = federation.client_states[client]["feddyn"]["point.weight"][0]
+        np.testing.assert_allclose(dual, gradient, rtol=0, atol=1e-5)
 
 
 def test_fedavg_settles_elsewhere() -> None:
     """The contrast to the test above, with its fixed point in closed form."""
     A, b = quadratics()
-    game = Quadratics("fedavg", A, b, steps=3, lr=0.3)
+    federation = Quadratics(FedAvg(), A, b, steps=3, lr=0.3)
     for _ in range(20):
-        game.play()
-    np.testing.assert_allclose(game.w, averaged_fixed_point(A, b, [3] * 3, 0.3), rtol=0, atol=1e-8)
-    assert np.linalg.norm(game.w - optimum(A, b)) > 0.2
+        federation.round()
+    np.testing.assert_allclose(federation.w, averaged_fixed_point(A, b, [3] * 3, 0.3), rtol=0, atol=1e-8)
+    assert np.linalg.norm(federation.w - optimum(A, b)) > 0.2
 
 
 def test_absent_clients_keep_their_dual_state_bit_for_bit() -> None:
-    game = classifiers("feddyn")
-    game.play()
-    before = {name: value.clone() for name, value in game.kept[0]["feddyn"].items()}
-    game.play([1, 2])
-    game.play([2])
-    assert before.keys() == game.state.model.keys()
-    assert all(torch.equal(value, game.kept[0]["feddyn"][name]) for name, value in before.items())
+    federation = toy_federation(FedDyn())
+    federation.round()
+    before = {name: value.clone() for name, value in federation.client_states[0]["feddyn"].items()}
+    federation.round([1, 2])
+    federation.round([2])
+    assert before.keys() == federation.state.model.keys()
+    assert all(torch.equal(value, federation.client_states[0]["feddyn"][name]) for name, value in before.items())
 
 
 def test_h_is_the_mean_of_all_dual_states() -> None:
     """Also of those that were not active, over rounds of different cohorts of a real network."""
-    game = classifiers("feddyn", momentum=0.5)
+    federation = toy_federation(FedDyn(), momentum=0.5)
     for cohort in ([0], [1, 2], [0, 2]):
-        game.play(cohort)
-    for name, h in game.state.parts["feddyn"].items():
-        mean = sum(game.kept[client]["feddyn"][name] for client in range(3)) / 3
+        federation.round(cohort)
+    for name, h in federation.state.components["feddyn"].items():
+        mean = sum(federation.client_states[client]["feddyn"][name] for client in range(3)) / 3
         torch.testing.assert_close(h, mean, rtol=1e-12, atol=1e-15)
 
 
 def test_without_alpha_it_is_fedavg_with_equal_weights_bit_for_bit() -> None:
-    game = classifiers("feddyn", {"feddyn": {"alpha": 0.0}})
-    assert_same_rounds(game, classifiers("fedavg", {"fedavg": {"weighting": "uniform"}}))
-    assert not any(kept.get("feddyn") for kept in game.kept.values())
+    federation = toy_federation(FedDyn(alpha=0.0))
+    assert_same_rounds(federation, toy_federation(FedAvg(weighting="uniform")))
+    assert not any(client_state.get("feddyn") for client_state in federation.client_states.values())
 
 
 def test_statistics_are_only_averaged() -> None:
     """Each step adds client + 1: after two steps each (2 + 4)/2; no share of h goes into it."""
-    game = Quadratics("feddyn", [2, 1], [1, -1], steps=2)
-    game.play()
-    assert game.statistic == pytest.approx(3, rel=1e-14)
+    federation = Quadratics(FedDyn(), [2, 1], [1, -1], steps=2)
+    federation.round()
+    assert federation.statistic == pytest.approx(3, rel=1e-14)
 
 
 def test_h_is_not_sent() -> None:
-    game = classifiers("feddyn")
-    game.play()
-    assert "feddyn" not in game.plan().received
+    federation = toy_federation(FedDyn())
+    federation.round()
+    assert "feddyn" not in federation.plan().broadcast
 
 
 def test_any_roles_and_clients_without_a_step() -> None:
-    assert_takes_odd_roles("feddyn")
-    assert_takes_clients_without_a_step("feddyn")
+    assert_takes_odd_roles(FedDyn())
+    assert_takes_clients_without_a_step(FedDyn())
 
 
 @pytest.mark.parametrize(
-    ("recipe", "reason"),
+    ("algorithm", "reason"),
     [
         ("feddyn+fedadam", "its server step"),
         ("feddyn+fedavgm", "its server step"),
         ("feddyn+fedprox", "algorithm.feddyn.alpha"),
-        ("feddyn+scaffold", "exactly one part"),
+        ("feddyn+scaffold", "only one component can turn the clients' updates into the server's update"),
     ],
 )
-def test_what_would_break_it_is_refused(recipe: str, reason: str) -> None:
-    with pytest.raises(RecipeError, match=reason):
-        build_recipe(recipe)
+def test_what_would_break_it_is_refused(algorithm: str, reason: str) -> None:
+    with pytest.raises(AlgorithmError, match=reason):
+        build_algorithm(algorithm)

@@ -14,16 +14,28 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
 
-from fedfa.algorithms.fedavg import Averaging
-from fedfa.algorithms.fedetf import FixedFrame, FixedFrameOptions, FrameHead
-from fedfa.errors import RecipeError
-from fedfa.learning.part import NoOptions, Part, Role, Task
-from fedfa.learning.recipe import Recipe
+from fedfa.algorithms.fedavg import FedAvg
+from fedfa.algorithms.fedetf import FedETF, FrameHead
+from fedfa.errors import AlgorithmError
+from fedfa.experiment.config import Config
+from fedfa.experiment.run import run
+from fedfa.learning.algorithm import Algorithm
+from fedfa.learning.component import Component
+from fedfa.learning.context import Role, Task
 from fedfa.models.split import SplitModel
-from fedfa.studies.run import run
-from fedfa.studies.settings import Settings
-from tests.algorithms.keeping import Study, clients_leave_no_trace
-from tests.algorithms.toy import CLASSES, FEATURES, INPUTS, Network, batch_of, client_context, toy_samples
+from tests.algorithms.toy import (
+    CLASSES,
+    FEATURES,
+    INPUTS,
+    Network,
+    anchors_of,
+    assert_clients_leave_no_trace,
+    assert_same_bits,
+    batch_of,
+    client_context,
+    toy_federation,
+    toy_samples,
+)
 
 
 def numbers(*values: Any) -> Tensor:
@@ -31,7 +43,7 @@ def numbers(*values: Any) -> Tensor:
 
 
 def adapted(module: nn.Module, seed: int = 0, **options: Any) -> SplitModel:
-    return FixedFrame(FixedFrameOptions(**options)).adapt(SplitModel.of(module), np.random.default_rng(seed))
+    return FedETF(**options).adapt(SplitModel.of(module), np.random.default_rng(seed))
 
 
 # -- the network ----------------------------------------------------------------------------------------------------
@@ -99,22 +111,22 @@ class Nested(nn.Module):
 )
 def test_any_network_gets_the_fixed_classifier(network: Callable[[], nn.Module], head: str) -> None:
     """And trains, with the frame untouched."""
-    study = Study({"recipe": "fedetf"}, network=network)
-    assert study.model.head_name == head
-    assert study.model.num_classes == CLASSES
-    assert study.model.feature_dim >= CLASSES
-    assert study.roles[f"{head}.weight"] is Role.FROZEN
-    assert [name for name, role in study.roles.items() if role is Role.FROZEN] == [f"{head}.weight"]
-    before = study.state.model[f"{head}.weight"].clone()
-    study.play()
-    assert torch.equal(study.state.model[f"{head}.weight"], before)
-    assert torch.equal(study.model.head.weight, before)
+    federation = toy_federation("fedetf", network=network)
+    assert federation.model.head_name == head
+    assert federation.model.num_classes == CLASSES
+    assert federation.model.feature_dim >= CLASSES
+    assert federation.training.roles[f"{head}.weight"] is Role.FROZEN
+    assert [name for name, role in federation.training.roles.items() if role is Role.FROZEN] == [f"{head}.weight"]
+    before = federation.state.model[f"{head}.weight"].clone()
+    federation.round()
+    assert torch.equal(federation.state.model[f"{head}.weight"], before)
+    assert torch.equal(federation.model.head.weight, before)
 
 
 def test_a_projection_narrower_than_the_classes_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"5 classes, and algorithm.fedetf.dim is 4"):
+    with pytest.raises(AlgorithmError, match=r"5 classes, and algorithm.fedetf.dim is 4"):
         adapted(Network(), dim=4)
-    with pytest.raises(RecipeError, match="two classes or more"):
+    with pytest.raises(AlgorithmError, match="two classes or more"):
         adapted(nn.Linear(3, 1))
 
 
@@ -127,10 +139,10 @@ def test_width_and_bias_of_the_projection_can_be_chosen() -> None:
 
 # -- the balanced loss ----------------------------------------------------------------------------------------------
 def balanced(logits: Tensor, counts: list[int], **options: Any) -> Tensor:
-    part = FixedFrame(FixedFrameOptions(**options))
+    component = FedETF(**options)
     ctx = client_context(torch.zeros(len(counts), 2, dtype=torch.float64), counts)
-    part.begin(ctx)
-    return part.logits(ctx, batch_of(torch.zeros(len(logits), 2), [0] * len(logits)), logits)
+    component.begin(ctx)
+    return component.logits(ctx, batch_of(torch.zeros(len(logits), 2), [0] * len(logits)), logits)
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.5])
@@ -175,17 +187,17 @@ def test_the_gradient_of_the_temperature_by_hand() -> None:
 # -- whole rounds ---------------------------------------------------------------------------------------------------
 def test_the_frame_is_not_sent_and_everything_else_is_averaged() -> None:
     """The temperature like any weight: Σ n_i β_i / Σ n_i."""
-    study = Study({"recipe": "fedetf"}, lr=0.1)
-    before = {name: value.clone() for name, value in study.state.model.items()}
-    results = study.play()
+    federation = toy_federation("fedetf", lr=0.1)
+    before = {name: value.clone() for name, value in federation.state.model.items()}
+    federation.round()
     betas, sizes = [], []
-    for result in results:
-        sums = result.sums["fedavg/model"]
+    for result in federation.results:
+        sums = result.contribution["fedavg/model"]
         assert "classifier.frame.weight" not in sums.tensors
         betas.append(float(before["classifier.beta"] + sums.tensors["classifier.beta"] / sums.weight))
         sizes.append(float(sums.weight))
     assert len(set(betas)) == 3
-    after = study.state.model
+    after = federation.state.model
     assert float(after["classifier.beta"]) == pytest.approx(np.average(betas, weights=sizes), rel=1e-12)
     for name, value in before.items():
         assert torch.equal(after[name], value) is (name == "classifier.frame.weight"), name
@@ -194,47 +206,62 @@ def test_the_frame_is_not_sent_and_everything_else_is_averaged() -> None:
 def test_masked_a_client_with_a_single_class_does_not_move() -> None:
     """Its balanced softmax has one entry."""
     x, _ = toy_samples(1)[0]
-    result = Study(
-        {"recipe": "fedetf", "fedetf": {"absent": "mask"}}, [(x, np.full(len(x), 1))], weight_decay=0.0
+    result = toy_federation(
+        {"name": "fedetf", "fedetf": {"absent": "mask"}}, [(x, np.full(len(x), 1))], weight_decay=0.0
     ).train(0)
     assert result.loss == 0.0
-    assert all(bool((value == 0).all()) for value in result.sums["fedavg/model"].tensors.values())
+    assert all(bool((value == 0).all()) for value in result.contribution["fedavg/model"].tensors.values())
 
 
 def test_it_learns() -> None:
-    study = Study({"recipe": "fedetf"}, toy_samples(1)[2:], lr=0.3, weight_decay=0.0)
-    losses = [study.play()[0].loss or 0.0 for _ in range(8)]
+    federation = toy_federation("fedetf", toy_samples(1)[2:], lr=0.3, weight_decay=0.0)
+    losses = []
+    for _ in range(8):
+        federation.round()
+        losses.append(federation.results[0].loss or 0.0)
     assert losses[-1] < 0.5 * losses[0]
 
 
 @pytest.mark.parametrize("other", ["fedfa", "ccvr", "fedlc"])
 def test_methods_that_train_the_classifier_or_shift_the_logits_too_are_refused(other: str) -> None:
-    with pytest.raises(RecipeError, match=r"fedetf|classifier\.frame\.weight"):
-        Study({"recipe": f"{other}+fedetf"})
+    with pytest.raises(AlgorithmError, match=r"fedetf|classifier\.frame\.weight"):
+        toy_federation({"name": f"{other}+fedetf"})
 
 
-def test_feature_anchors_alone_go_with_it() -> None:
-    Study({"recipe": "fedfa+fedetf", "calibration": {"when": "never"}}).play()
+def test_fedfa_s_anchors_without_calibration_align_the_projected_features() -> None:
+    """The anchor loss trains the projection, the anchors follow its features, and the frame stays as it is."""
+    anchored, plain = (
+        toy_federation({"name": name, **options})
+        for name, options in (("fedfa+fedetf", {"calibration": {"when": "never"}}), ("fedetf", {}))
+    )
+    before, start = anchored.state, anchors_of(anchored)
+    assert_same_bits(before.model, plain.state.model)
+    after, other = anchored.round().model, plain.round().model
+    moved = np.abs(anchors_of(anchored) - start).max(axis=1) > 1e-3
+    assert moved.tolist() == [True, True, True, True, False], "no client holds the last class"
+    different = {name for name, value in other.items() if not torch.equal(value, after[name])}
+    assert different == set(other) - {"classifier.frame.weight"}
+    assert torch.equal(after["classifier.frame.weight"], before.model["classifier.frame.weight"])
 
 
-@pytest.mark.parametrize("recipe", ["fedetf", "moon+fedetf"])
-def test_a_resumed_run_goes_on_with_the_same_frame(recipe: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", ["fedetf", "moon+fedetf"])
+def test_a_resumed_run_goes_on_with_the_same_frame(algorithm: str, tmp_path: Path) -> None:
     """Two rounds and one more are three rounds, to the last bit; the record's network is the adapted one."""
 
-    def settings(rounds: int) -> Settings:
-        return Settings.preset("digits-c2", {
-            "rounds": rounds, "algorithm": {"recipe": recipe}, "cohort": {"rate": 0.2}, "local": {"epochs": 1},
+    def config(rounds: int) -> Config:
+        return Config.preset("digits-c2", {
+            "rounds": rounds, "algorithm": {"name": algorithm}, "cohort": {"rate": 0.2}, "local": {"epochs": 1},
         })  # fmt: skip
 
-    run(settings(2), tmp_path / "stopped")
-    resumed = run(settings(3), tmp_path / "stopped", resume=True)
-    whole = run(settings(3), tmp_path / "whole")
+    run(config(2), tmp_path / "stopped")
+    resumed = run(config(3), tmp_path / "stopped", resume=True)
+    whole = run(config(3), tmp_path / "whole")
     assert any(name.endswith("frame.weight") for name in whole.model)
     assert all(torch.equal(value, resumed.model[name]) for name, value in whole.model.items())
     assert resumed.metrics[-1]["accuracy"] == whole.metrics[-1]["accuracy"]
 
 
-class OwnHead(Part[NoOptions]):
+class OwnHead(Component):
     """Wants every client to have its own classifier."""
 
     name = "own-head"
@@ -243,15 +270,15 @@ class OwnHead(Part[NoOptions]):
         return dict.fromkeys(task.model.head_tensors, Role.LOCAL)
 
 
-def test_a_part_that_gives_clients_their_own_classifier_is_refused() -> None:
+def test_a_component_that_gives_clients_their_own_classifier_is_refused() -> None:
     """A frame that is local would be trained."""
-    recipe = Recipe([Averaging(), FixedFrame(), OwnHead()])
-    model = recipe.adapt(SplitModel.of(Network()), seed=1)
+    algorithm = Algorithm([FedAvg(), FedETF(), OwnHead()])
+    model = algorithm.adapt(SplitModel.of(Network()), seed=1)
     with pytest.raises(
-        RecipeError, match=r"'fedetf' and 'own-head' want 'classifier.frame.weight' to be frozen and local"
+        AlgorithmError, match=r"'fedetf' and 'own-head' want 'classifier.frame.weight' to be frozen and local"
     ):
-        recipe.roles(Task(model, CLASSES, 3, rounds=1))
+        algorithm.with_roles(Task(model, CLASSES, 3, rounds=1))
 
 
 def test_clients_leave_no_trace() -> None:
-    clients_leave_no_trace({"recipe": "fedetf"})
+    assert_clients_leave_no_trace("fedetf")

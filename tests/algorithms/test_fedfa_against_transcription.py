@@ -14,14 +14,15 @@ import pytest
 import torch
 
 from tests.algorithms import transcription as plain
+from tests.algorithms.federation_harness import Federation
 from tests.algorithms.toy import (
     CLASSES,
     FEATURES,
     SIZES,
-    Runner,
+    anchors_of,
     as_array,
+    toy_federation,
     toy_samples,
-    toy_settings,
     toy_weights,
     transcribed_clients,
 )
@@ -37,7 +38,7 @@ DEFAULT = plain.FedFA(
 )
 VARIANTS: dict[str, plain.FedFA] = {"paper": plain.PAPER, "authors": plain.AUTHORS, "default": DEFAULT}
 
-OTHER_NUMBERS = {"lr": 0.2, "weight_decay": 0.05, "momentum": 0.9}
+OTHER_NUMBERS: dict[str, Any] = {"lr": 0.2, "weight_decay": 0.05, "momentum": 0.9}
 """Far from the paper's: larger steps make a wrong factor stand out, and λ = 0.3 tells λ from 1 − λ."""
 OTHER_ANCHORS = {"mu": 0.7, "momentum": 0.3}
 
@@ -67,48 +68,49 @@ def rate(variant: str, lr: float, round: int) -> float:
 @pytest.mark.parametrize("seed", SEEDS)
 class TestFedFA:
     @staticmethod
-    def prepare(variant: str, numbers: str, seed: int) -> tuple[Runner, plain.Sgd, plain.FedFA]:
-        algorithm: dict[str, Any] = {"recipe": "fedfa", "variant": variant}
-        rules = VARIANTS[variant]
+    def prepare(variant: str, numbers: str, seed: int) -> tuple[Federation, plain.Sgd, plain.FedFA]:
+        algorithm: dict[str, Any] = {"name": "fedfa", "variant": variant}
+        rules, local = VARIANTS[variant], {}
         if numbers == "as named":
-            settings, sgd = toy_settings(algorithm), plain.Sgd(lr=0.01, weight_decay=0.001)
+            sgd = plain.Sgd(lr=0.01, weight_decay=0.001)
         else:
-            settings = toy_settings({**algorithm, "anchors": OTHER_ANCHORS}, **OTHER_NUMBERS)
+            algorithm, local = {**algorithm, "anchors": OTHER_ANCHORS}, OTHER_NUMBERS
             sgd, rules = plain.Sgd(**OTHER_NUMBERS), replace(rules, mu=0.7, lam=0.3)
-        return Runner(settings, toy_samples(seed), toy_weights(seed), seed=seed), sgd, rules
+        federation = toy_federation(algorithm, toy_samples(seed), weights=toy_weights(seed), seed=seed, **local)
+        return federation, sgd, rules
 
     def test_one_round_of_each_client(self, variant: str, numbers: str, seed: int) -> None:
-        runner, sgd, rules = self.prepare(variant, numbers, seed)
-        weights, anchors = toy_weights(seed), runner.anchors
+        federation, sgd, rules = self.prepare(variant, numbers, seed)
+        weights, anchors = toy_weights(seed), anchors_of(federation)
         for client, data in enumerate(transcribed_clients(toy_samples(seed), seed, round=0)):
-            result = runner.train(client)
+            result = federation.train(client)
             trained, estimate = plain.fedfa_client(weights, anchors, data, sgd, rules)
 
-            change = result.sums["fedavg/model"]
+            change = result.contribution["fedavg/model"]
             assert float(change.weight) == SIZES[client]
             for name, value in change.tensors.items():
                 np.testing.assert_allclose(
                     as_array(value), SIZES[client] * (trained[name] - weights[name]), rtol=1e-9, atol=1e-11
                 )
-            sent = result.sums["anchors/anchors"]
+            sent = result.contribution["anchors/anchors"]
             counts = np.bincount(data.y, minlength=CLASSES)[:, None].astype(np.float64)
             share = counts if rules.anchor_weights == "samples of the class" else np.float64(SIZES[client])
             np.testing.assert_array_equal(sent.weight.numpy(), share)
             assert_same(as_array(sent.tensors["anchors"]), share * estimate)
 
     def test_two_rounds_of_the_federation(self, variant: str, numbers: str, seed: int) -> None:
-        runner, sgd, rules = self.prepare(variant, numbers, seed)
-        weights, anchors = toy_weights(seed), runner.anchors
+        federation, sgd, rules = self.prepare(variant, numbers, seed)
+        weights, anchors = toy_weights(seed), anchors_of(federation)
         assert_rows_of_the_identity(anchors)
         for t in range(2):
             now = replace(sgd, lr=rate(variant, sgd.lr, t))
             weights, anchors = plain.fedfa_round(
                 weights, anchors, transcribed_clients(toy_samples(seed), seed, t), now, rules
             )
-            state = runner.play()
+            state = federation.round()
             assert state.round == t + 1
             assert_same_model(state.model, weights)
-            assert_same(runner.anchors, anchors)
+            assert_same(anchors_of(federation), anchors)
 
 
 @pytest.mark.parametrize("weights", ["size", "count"])
@@ -135,42 +137,42 @@ def test_any_combination_of_the_switches(
         mu=0.7,
         lam=0.3,
     )
-    settings = toy_settings(
-        {"recipe": "fedfa", "anchors": anchors_options, "calibration": {"optimiser": optimiser}}, **OTHER_NUMBERS
-    )
-    runner = Runner(settings, toy_samples(1), toy_weights(1))
+    algorithm = {"name": "fedfa", "anchors": anchors_options, "calibration": {"optimiser": optimiser}}
+    federation = toy_federation(algorithm, **OTHER_NUMBERS)
     weights_and_anchors = plain.fedfa_round(
-        toy_weights(1), runner.anchors, transcribed_clients(toy_samples(1), 1, 0), plain.Sgd(**OTHER_NUMBERS), rules
+        toy_weights(1),
+        anchors_of(federation),
+        transcribed_clients(toy_samples(1), 1, 0),
+        plain.Sgd(**OTHER_NUMBERS),
+        rules,
     )
-    state = runner.play()
+    state = federation.round()
     assert_same_model(state.model, weights_and_anchors[0])
-    assert_same(runner.anchors, weights_and_anchors[1])
+    assert_same(anchors_of(federation), weights_and_anchors[1])
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 @pytest.mark.parametrize("variant", ["paper", "authors"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_two_rounds_of_fedavg(seed: int, variant: str, weighting: Literal["samples", "uniform"]) -> None:
-    settings = toy_settings({"recipe": "fedavg", "variant": variant, "fedavg": {"weighting": weighting}})
-    runner = Runner(settings, toy_samples(seed), toy_weights(seed), seed=seed)
+    algorithm = {"name": "fedavg", "variant": variant, "fedavg": {"weighting": weighting}}
+    federation = toy_federation(algorithm, toy_samples(seed), weights=toy_weights(seed), seed=seed)
     weights = toy_weights(seed)
     for t in range(2):
         # The published code gives FedAvg, and only FedAvg, a tenth of the weight decay.
         sgd = plain.Sgd(lr=rate(variant, 0.01, t), weight_decay=0.0001 if variant == "authors" else 0.001)
         weights = plain.fedavg_round(weights, transcribed_clients(toy_samples(seed), seed, t), sgd, weighting)
-        assert_same_model(runner.play().model, weights)
+        assert_same_model(federation.round().model, weights)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_two_rounds_of_fedavg_with_momentum(seed: int) -> None:
-    runner = Runner(
-        toy_settings({"recipe": "fedavg"}, **OTHER_NUMBERS), toy_samples(seed), toy_weights(seed), seed=seed
-    )
+    federation = toy_federation("fedavg", toy_samples(seed), weights=toy_weights(seed), seed=seed, **OTHER_NUMBERS)
     weights = toy_weights(seed)
     for t in range(2):
         clients = transcribed_clients(toy_samples(seed), seed, t)
         weights = plain.fedavg_round(weights, clients, plain.Sgd(**OTHER_NUMBERS))
-        assert_same_model(runner.play().model, weights)
+        assert_same_model(federation.round().model, weights)
 
 
 # -- the transcription itself: its derivatives by difference quotients, so that it is no second guess ---------------

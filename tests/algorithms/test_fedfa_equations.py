@@ -17,29 +17,25 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.testing import assert_close
 
-from fedfa.algorithms.fedfa import (
-    AnchorBatch,
-    Anchors,
-    AnchorsOptions,
-    Calibration,
-    CalibrationOptions,
-    initial_anchors,
-)
-from fedfa.errors import FedfaError, RecipeError
-from fedfa.learning.part import ClientContext, LocalTraining, ServerStep
-from fedfa.learning.sums import Total
+from fedfa.algorithms import Anchors, Calibration, FedFA
+from fedfa.algorithms.anchor_kernels import AnchorBatch
+from fedfa.algorithms.initial_anchors import initial_anchors
+from fedfa.errors import AlgorithmError, FedfaError
+from fedfa.learning.aggregate import Aggregate
+from fedfa.learning.context import ClientContext, ServerStep
 from tests.algorithms import transcription as plain
+from tests.algorithms.federation_harness import Federation
 from tests.algorithms.toy import (
     CLASSES,
     EPOCHS,
     FEATURES,
     SIZES,
-    Runner,
+    anchors_of,
     as_array,
     batch_of,
     client_context,
+    toy_federation,
     toy_samples,
-    toy_settings,
 )
 
 UNIT = torch.eye(2, dtype=torch.float64)
@@ -64,7 +60,7 @@ class TestAnchorLoss:
         anchors = torch.eye(classes, 2, dtype=torch.float64)
         context = client_context(anchors, [2, 1, 0, 0][:classes])
         batch = batch_of(self.SAMPLES[samples], self.LABELS[samples])
-        return Anchors(AnchorsOptions(**options)).loss(context, batch, numbers(2.0).squeeze())
+        return Anchors(**options).loss(context, batch, numbers(2.0).squeeze())
 
     def test_mean_over_samples(self) -> None:
         """2 + 0.3 · (4 + 1 + 9) / 3 = 2 + 0.3 · 14/3 = 3.4."""
@@ -101,27 +97,24 @@ class TestAnchorLoss:
     )
     def test_gradient_pulls_the_features_to_their_anchor(self, form: str, expected: list[list[float]]) -> None:
         features = numbers(*self.SAMPLES).requires_grad_()
-        part = Anchors(AnchorsOptions.model_validate({"loss": form, "mu": 0.3}))
+        component = Anchors(per=form, mu=0.3)
         batch = batch_of(features, self.LABELS)
-        part.loss(client_context(UNIT, [2, 1]), batch, numbers(2.0).squeeze())
-        ((pulled, gradient),) = batch.known
-        assert pulled is batch.features
-        assert_close(gradient, numbers(*expected))
+        component.loss(client_context(UNIT, [2, 1]), batch, numbers(2.0).squeeze()).backward()
+        assert_close(features.grad, numbers(*expected))
 
     def test_features_that_are_not_trained_are_not_pulled(self) -> None:
         batch = batch_of(self.SAMPLES, self.LABELS)
-        Anchors(AnchorsOptions()).loss(client_context(UNIT, [2, 1]), batch, numbers(2.0).squeeze())
-        assert not batch.known
+        assert not Anchors().loss(client_context(UNIT, [2, 1]), batch, numbers(2.0).squeeze()).requires_grad
 
     @pytest.mark.parametrize("form", ["sample", "class"])
     def test_clients_stacked_along_a_leading_axis(self, form: str) -> None:
         """Two clients at once: each gets the loss it would get alone."""
-        part = Anchors(AnchorsOptions.model_validate({"loss": form, "mu": 0.3}))
+        component = Anchors(per=form, mu=0.3)
         features = torch.stack([numbers(*self.SAMPLES), 2 * numbers(*self.SAMPLES)])
         labels = torch.tensor([[0, 0, 1], [1, 0, 1]])
         context, zero = client_context(UNIT, [2, 1]), torch.zeros((), dtype=torch.float64)
-        both = part.loss(context, batch_of(features, labels), torch.zeros(2, dtype=torch.float64))
-        alone = [part.loss(context, batch_of(h, y), zero) for h, y in zip(features, labels, strict=True)]
+        both = component.loss(context, batch_of(features, labels), torch.zeros(2, dtype=torch.float64))
+        alone = [component.loss(context, batch_of(h, y), zero) for h, y in zip(features, labels, strict=True)]
         assert_close(both, torch.stack(alone))
 
 
@@ -186,9 +179,9 @@ class TestCalibrationGradient:
 class TestCalibrationStep:
     @staticmethod
     def calibrate(context: ClientContext, **options: Any) -> tuple[Tensor, Tensor | None]:
-        part = Calibration(CalibrationOptions(**{"optimiser": "sgd", **options}))
-        part.begin(context)
-        part.after_step(context, batch_of(UNIT, [0, 1]))
+        component = Calibration(**{"optimiser": "sgd", **options})
+        component.begin(context)
+        component.after_step(context, batch_of(UNIT, [0, 1]))
         bias = context.model.head.bias
         return context.model.head.weight.data, None if bias is None else bias.data
 
@@ -228,14 +221,14 @@ class TestCalibrationStep:
         theirs = torch.nn.Linear(2, 2).double()
         context.model.load(theirs.state_dict())
         torch_adam = torch.optim.Adam(theirs.parameters(), lr=1e-3)
-        part = Calibration(CalibrationOptions(optimiser="adam"))
-        part.begin(context)
+        component = Calibration(optimiser="adam")
+        component.begin(context)
         for _ in range(5):
             torch_adam.zero_grad()
-            logits = theirs(context.received["anchors"]["anchors"])
+            logits = theirs(context.broadcast["anchors"]["anchors"])
             torch.nn.functional.cross_entropy(logits, torch.arange(2)).backward()
             torch_adam.step()
-            part.after_step(context, batch_of(UNIT, [0, 1]))
+            component.after_step(context, batch_of(UNIT, [0, 1]))
         assert_close(context.model.head.weight.data, theirs.weight.data, rtol=1e-12, atol=1e-14)
         assert_close(context.model.head.bias.data, theirs.bias.data, rtol=1e-12, atol=1e-14)
 
@@ -251,37 +244,36 @@ class TestWhenToCalibrate:
     )
     def test_number_of_steps(self, when: str, times: int, steps_each: int) -> None:
         calibration = {"when": when, "steps": steps_each, "lr": 0.3, "optimiser": "sgd"}
-        runner = Runner(toy_settings({"recipe": "fedfa", "calibration": calibration}), toy_samples(1))
-        start = {name: as_array(value) for name, value in runner.state.model.items()}
-        runner.train(0, LocalTraining(epochs=EPOCHS, batch_size=4, lr=0.0, momentum=0.0, weight_decay=0.0))
-        expected = calibrated(start, runner.anchors, times * steps_each, lr=0.3)
-        for name, value in runner.model.state().items():
+        federation = toy_federation({"name": "fedfa", "calibration": calibration})
+        start = {name: as_array(value) for name, value in federation.state.model.items()}
+        federation.local = federation.local.model_copy(update={"lr": 0.0, "weight_decay": 0.0})
+        federation.train(0)
+        expected = calibrated(start, anchors_of(federation), times * steps_each, lr=0.3)
+        for name, value in federation.model.state().items():
             np.testing.assert_allclose(as_array(value), expected[name], rtol=1e-12, atol=1e-14)
 
     def test_before_is_fedavg_from_the_calibrated_classifier(self) -> None:
-        runner = self.runner(when="before")
-        start = {name: as_array(value) for name, value in runner.state.model.items()}
-        fedavg = Runner(
-            toy_settings({"recipe": "fedavg"}), toy_samples(1), calibrated(start, runner.anchors, 1, lr=0.3)
-        )
-        self.assert_same_end(runner, fedavg)
+        federation = self.federation(when="before")
+        start = {name: as_array(value) for name, value in federation.state.model.items()}
+        fedavg = toy_federation("fedavg", weights=calibrated(start, anchors_of(federation), 1, lr=0.3))
+        self.assert_same_end(federation, fedavg)
 
     def test_after_is_fedavg_and_then_a_calibration(self) -> None:
-        runner, fedavg = self.runner(when="after"), Runner(toy_settings({"recipe": "fedavg"}), toy_samples(1))
-        runner.train(0)
+        federation, fedavg = self.federation(when="after"), toy_federation("fedavg")
+        federation.train(0)
         fedavg.train(0)
         trained = {name: as_array(value) for name, value in fedavg.model.state().items()}
-        expected = calibrated(trained, runner.anchors, 1, lr=0.3)
-        for name, value in runner.model.state().items():
+        expected = calibrated(trained, anchors_of(federation), 1, lr=0.3)
+        for name, value in federation.model.state().items():
             np.testing.assert_allclose(as_array(value), expected[name], rtol=1e-12, atol=1e-14)
 
     @staticmethod
-    def runner(when: str) -> Runner:
-        parts = {"anchors": {"mu": 0.0}, "calibration": {"when": when, "lr": 0.3, "optimiser": "sgd"}}
-        return Runner(toy_settings({"recipe": "fedfa", **parts}), toy_samples(1))
+    def federation(when: str) -> Federation:
+        components = {"anchors": {"mu": 0.0}, "calibration": {"when": when, "lr": 0.3, "optimiser": "sgd"}}
+        return toy_federation({"name": "fedfa", **components})
 
     @staticmethod
-    def assert_same_end(one: Runner, other: Runner) -> None:
+    def assert_same_end(one: Federation, other: Federation) -> None:
         one.train(0)
         other.train(0)
         assert_close(one.model.state(), other.model.state(), rtol=1e-12, atol=1e-14)
@@ -299,16 +291,16 @@ def calibrated(w: plain.Weights, anchors: plain.Array, steps: int, lr: float) ->
 Epoch = Sequence[tuple[Sequence[Sequence[float]], Sequence[int]]]
 
 
-def class_features(epochs: Sequence[Epoch], received: Tensor, counts: Sequence[int], **options: Any) -> Tensor:
+def class_features(epochs: Sequence[Epoch], broadcast: Tensor, counts: Sequence[int], **options: Any) -> Tensor:
     """What a client estimates after these epochs of batches of (features, labels)."""
-    part = Anchors(AnchorsOptions(**options))
-    context = client_context(received, counts, batches=len(epochs[0]))
-    part.begin(context)
+    component = Anchors(**options)
+    context = client_context(broadcast, counts, batches=len(epochs[0]))
+    component.begin(context)
     for epoch in epochs:
         for features, labels in epoch:
-            part.after_step(context, batch_of(features, labels))
-        part.after_epoch(context)
-    sent = part.contribute(context)["anchors"]
+            component.after_step(context, batch_of(features, labels))
+        component.after_epoch(context)
+    sent = component.contribute(context)["anchors"]
     return sent.tensors["anchors"] / sent.weight.clamp(min=1)
 
 
@@ -337,7 +329,7 @@ class TestAccumulation:
         once = class_features([self.EPOCH], UNIT, [3, 1], **options)
         assert_close(class_features([other, self.EPOCH], UNIT, [3, 1], **options), once)
 
-    def test_exact_mean_of_a_class_not_met_in_an_epoch_is_the_last_one(self) -> None:
+    def test_exact_mean_of_a_class_absent_from_an_epoch_is_the_last_one(self) -> None:
         """Possible with drop_last. Class 1 had the mean (0, 3) in the first epoch and does not occur in the second."""
         second: Epoch = (([[1.0, 1.0]], [0]), ([[1.0, 1.0]], [0]))
         m = class_features([self.EPOCH, second], UNIT, [3, 1], momentum=0.0, class_mean="exact", weights="size")
@@ -345,16 +337,13 @@ class TestAccumulation:
 
     def test_features_of_the_forward_pass_before_the_step(self) -> None:
         """One client, one step on all its samples, λ = 0: the estimate is the class mean of the *initial* features."""
-        settings = toy_settings(
-            {"recipe": "fedfa", "anchors": {"momentum": 0.0}}, batch_size=SIZES[0], epochs=1, lr=0.5
-        )
         x, y = toy_samples(1)[0]
-        runner = Runner(settings, [(x, y)])
-        initial = {name: as_array(value) for name, value in runner.state.model.items()}
+        federation = toy_federation(FedFA(momentum=0.0), [(x, y)], batch_size=SIZES[0], epochs=1, lr=0.5)
+        initial = {name: as_array(value) for name, value in federation.state.model.items()}
         _, h, _ = plain.forward(initial, x)
-        runner.play()
+        federation.round()
         for c in range(2):
-            np.testing.assert_allclose(runner.anchors[c], h[y == c].mean(axis=0), rtol=1e-12)
+            np.testing.assert_allclose(anchors_of(federation)[c], h[y == c].mean(axis=0), rtol=1e-12)
 
 
 class TestMomentum:
@@ -388,8 +377,8 @@ class TestMomentum:
 
     def test_lambda_one_leaves_the_anchors_alone(self) -> None:
         """The paper: with λ = 1 the anchors are not updated (here: a running average from the received ones)."""
-        kept = class_features([self.FIRST, self.SECOND], self.RECEIVED, [1, 0], momentum=1.0, weights="size")
-        assert torch.equal(kept, self.RECEIVED)
+        estimate = class_features([self.FIRST, self.SECOND], self.RECEIVED, [1, 0], momentum=1.0, weights="size")
+        assert torch.equal(estimate, self.RECEIVED)
 
     @pytest.mark.parametrize("average", ["two-epochs", "running"])
     def test_lambda_zero_takes_the_last_epoch(self, average: str) -> None:
@@ -422,17 +411,17 @@ class TestAveraging:
     B: tuple[Epoch, Sequence[int]] = ((([[5.0, 4.0]], [0]),), [1, 0])
 
     def next_anchors(self, *clients: tuple[Epoch, Sequence[int]], **options: Any) -> Tensor:
-        part = Anchors(AnchorsOptions(momentum=0.0, **options))
-        total = Total()
+        component = Anchors(momentum=0.0, **options)
+        total = Aggregate()
         for epoch, counts in clients:
             context = client_context(self.OLD, counts, batches=len(epoch))
-            part.begin(context)
+            component.begin(context)
             for features, labels in epoch:
-                part.after_step(context, batch_of(features, labels))
-            part.after_epoch(context)
-            total.add({f"anchors/{group}": entry for group, entry in part.contribute(context).items()})
+                component.after_step(context, batch_of(features, labels))
+            component.after_epoch(context)
+            total.add({f"anchors/{group}": entry for group, entry in component.contribute(context).items()})
         server = ServerStep(0, {}, {"anchors": {"anchors": self.OLD.clone()}}, total, 2, {}, np.random.default_rng(0))
-        part.step(server)
+        component.step(server)
         return server.state["anchors"]["anchors"]
 
     def test_by_client_size(self) -> None:
@@ -466,17 +455,17 @@ class TestAveraging:
         assert_close(found, numbers([5.0, 4.0], expected))
 
     def test_without_update_nothing_is_sent_and_nothing_changes(self) -> None:
-        fixed = Runner(toy_settings({"recipe": "fedfa", "anchors": {"update": False}}), toy_samples(1))
-        before = fixed.anchors
+        fixed = toy_federation(FedFA(anchors=Anchors(update=False)))
+        before = anchors_of(fixed)
         result = fixed.train(0)
-        assert list(result.sums) == ["fedavg/model"], "something about features was sent"
-        assert result.kept == {}
-        fixed.play()
-        np.testing.assert_array_equal(fixed.anchors, before)
-        renewed = Runner(toy_settings({"recipe": "fedfa"}), toy_samples(1))
-        assert list(renewed.train(0).sums) == ["fedavg/model", "anchors/anchors"]
-        renewed.play()
-        assert not np.array_equal(renewed.anchors, before)
+        assert list(result.contribution) == ["fedavg/model"], "something about features was sent"
+        assert result.client_state == {}
+        fixed.round()
+        np.testing.assert_array_equal(anchors_of(fixed), before)
+        renewed = toy_federation("fedfa")
+        assert list(renewed.train(0).contribution) == ["fedavg/model", "anchors/anchors"]
+        renewed.round()
+        assert not np.array_equal(anchors_of(renewed), before)
 
 
 # -- the initial anchors --------------------------------------------------------------------------------------------
@@ -508,10 +497,10 @@ class TestInitialAnchors:
 
     def test_etf_needs_room(self) -> None:
         with pytest.raises(
-            RecipeError, match=r"algorithm\.anchors\.init = \"etf\".*two classes.*as many features: 4 and 3"
+            AlgorithmError, match=r"algorithm\.anchors\.init = \"etf\".*two classes.*as many features: 4 and 3"
         ):
             self.make("etf", classes=4, dim=3)
-        with pytest.raises(RecipeError, match="two classes"):
+        with pytest.raises(AlgorithmError, match="two classes"):
             self.make("etf", classes=1, dim=3)
 
     @pytest.mark.parametrize("init", ["orthogonal", "random", "etf"])
@@ -527,16 +516,16 @@ class TestInitialAnchors:
 
     def test_file_of_another_task(self, tmp_path: Path) -> None:
         save_file({"anchors": torch.zeros(10, 192)}, tmp_path / "server.safetensors")
-        with pytest.raises(RecipeError, match=r"server\.safetensors.*\(10, 192\).*needs \(4, 6\)"):
+        with pytest.raises(AlgorithmError, match=r"server\.safetensors.*\(10, 192\).*needs \(4, 6\)"):
             self.make(str(tmp_path / "server.safetensors"))
 
     def test_file_without_anchors(self, tmp_path: Path) -> None:
         save_file({"fc.bias": torch.zeros(4)}, tmp_path / "model.safetensors")
-        with pytest.raises(RecipeError, match=r"model\.safetensors holds no anchors"):
+        with pytest.raises(AlgorithmError, match=r"model\.safetensors holds no anchors"):
             self.make(str(tmp_path / "model.safetensors"))
 
     def test_neither_a_name_nor_a_file(self) -> None:
-        with pytest.raises(RecipeError, match=r"algorithm\.anchors\.init = \"orthogonol\".*orthogonal, random, etf"):
+        with pytest.raises(AlgorithmError, match=r"algorithm\.anchors\.init = \"orthogonol\".*orthogonal, random, etf"):
             self.make("orthogonol")
 
     def test_file_of_another_kind(self, tmp_path: Path) -> None:
@@ -545,12 +534,12 @@ class TestInitialAnchors:
         with pytest.raises(FedfaError, match=r"anchors\.npy"):
             self.make(str(tmp_path / "anchors.npy"))
 
-    def test_the_recipe_uses_them(self, tmp_path: Path) -> None:
+    def test_the_algorithm_uses_them(self, tmp_path: Path) -> None:
         ideal = torch.randn(CLASSES, FEATURES, generator=torch.Generator().manual_seed(1))
         save_file({"anchors": ideal}, tmp_path / "ideal.safetensors")
         init = str(tmp_path / "ideal.safetensors")
-        runner = Runner(toy_settings({"recipe": "fedfa", "anchors": {"init": init}}), toy_samples(1))
-        np.testing.assert_array_equal(runner.anchors, ideal.double().numpy())
+        federation = toy_federation(FedFA(anchors=Anchors(initial=init)))
+        np.testing.assert_array_equal(anchors_of(federation), ideal.double().numpy())
 
 
 # -- what FedFA is without its ingredients --------------------------------------------------------------------------
@@ -558,35 +547,35 @@ class TestInitialAnchors:
 class TestReducesToFedAvg:
     @staticmethod
     def models(algorithm: dict[str, Any], rounds: int, dtype: torch.dtype) -> list[dict[str, Tensor]]:
-        runner = Runner(toy_settings(algorithm), toy_samples(1), dtype=dtype)
-        return [runner.play().model for _ in range(rounds)]
+        federation = toy_federation(algorithm, dtype=dtype)
+        return [federation.round().model for _ in range(rounds)]
 
     @pytest.mark.parametrize("update", [True, False])
     def test_without_loss_and_calibration(self, dtype: torch.dtype, update: bool) -> None:
         """μ = 0 and no calibration: bit for bit FedAvg, whether or not anchors are gathered."""
-        parts = {"anchors": {"mu": 0.0, "update": update}, "calibration": {"when": "never"}}
+        components = {"anchors": {"mu": 0.0, "update": update}, "calibration": {"when": "never"}}
         assert_identical(
-            self.models({"recipe": "fedfa", **parts}, 2, dtype), self.models({"recipe": "fedavg"}, 2, dtype)
+            self.models({"name": "fedfa", **components}, 2, dtype), self.models({"name": "fedavg"}, 2, dtype)
         )
 
     @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
     @pytest.mark.parametrize("when", ["step", "epoch", "before", "after"])
     def test_first_round_with_init_fedavg(self, dtype: torch.dtype, when: str, optimiser: str) -> None:
         """One round of FedAvg gathers the anchors: bit for bit FedAvg; from the second round on it is FedFA."""
-        parts = {"anchors": {"init": "fedavg"}, "calibration": {"when": when, "optimiser": optimiser}}
-        fedfa = self.models({"recipe": "fedfa", **parts}, 2, dtype)
-        fedavg = self.models({"recipe": "fedavg"}, 2, dtype)
+        components = {"anchors": {"init": "fedavg"}, "calibration": {"when": when, "optimiser": optimiser}}
+        fedfa = self.models({"name": "fedfa", **components}, 2, dtype)
+        fedavg = self.models({"name": "fedavg"}, 2, dtype)
         assert_identical(fedfa[:1], fedavg[:1])
         assert not torch.equal(fedfa[1]["classifier.weight"], fedavg[1]["classifier.weight"])
         assert not torch.equal(fedfa[1]["hidden.weight"], fedavg[1]["hidden.weight"])
 
     def test_first_round_with_init_fedavg_gathers_the_anchors(self, dtype: torch.dtype) -> None:
-        runner = Runner(toy_settings({"recipe": "fedfa", "anchors": {"init": "fedavg"}}), toy_samples(1), dtype=dtype)
-        before = runner.state.parts["anchors"]["anchors"].clone()
-        after = runner.play().parts["anchors"]["anchors"]
+        federation = toy_federation(FedFA(anchors=Anchors(initial="fedavg")), dtype=dtype)
+        before = federation.state.components["anchors"]["anchors"].clone()
+        after = federation.round().components["anchors"]["anchors"]
         changed = (after != before).any(1).tolist()
-        assert changed == [True, True, True, True, False]  # nobody holds the last class
-        assert list(runner.plan().received["anchors"]) == ["anchors"], "the second round must use the anchors"
+        assert changed == [True, True, True, True, False]  # no client holds the last class
+        assert list(federation.plan().broadcast["anchors"]) == ["anchors"], "the second round must use the anchors"
 
 
 def assert_identical(found: Sequence[dict[str, Tensor]], expected: Sequence[dict[str, Tensor]]) -> None:
@@ -596,10 +585,9 @@ def assert_identical(found: Sequence[dict[str, Tensor]], expected: Sequence[dict
 
 
 def test_a_client_smaller_than_a_dropped_batch_does_nothing() -> None:
-    """With drop_last a client may have no batch at all: its model is unchanged, of features it says nothing."""
-    settings = toy_settings({"recipe": "fedfa"}, drop_last=True, batch_size=9)
-    runner = Runner(settings, toy_samples(1))  # the second client holds 7 samples
-    result = runner.train(1)
+    """With drop_last a client may have no batch at all: its model is unchanged, it sends no features."""
+    federation = toy_federation("fedfa", drop_last=True, batch_size=9)  # the second client holds 7 samples
+    result = federation.train(1)
     assert result.steps == 0
-    assert all(not value.any() for value in result.sums["fedavg/model"].tensors.values())
-    assert "anchors/anchors" not in result.sums
+    assert all(not value.any() for value in result.contribution["fedavg/model"].tensors.values())
+    assert "anchors/anchors" not in result.contribution

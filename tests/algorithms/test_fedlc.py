@@ -12,11 +12,20 @@ from torch import Tensor
 from torch.nn import functional
 from torch.testing import assert_close
 
-from fedfa.algorithms.fedlc import LogitCalibration, LogitCalibrationOptions, label_margins, label_shift
-from fedfa.errors import RecipeError, SettingsError
-from fedfa.learning.part import Part
-from tests.algorithms.keeping import Study, clients_leave_no_trace, same_bits
-from tests.algorithms.toy import CLASSES, HELD, batch_of, client_context, toy_samples
+from fedfa.algorithms.fedlc import FedLC, label_margins, label_shift
+from fedfa.errors import AlgorithmError, ConfigError
+from fedfa.learning.algorithm import Algorithm
+from fedfa.learning.component import Component
+from tests.algorithms.toy import (
+    CLASSES,
+    HELD,
+    assert_clients_leave_no_trace,
+    assert_same_rounds,
+    batch_of,
+    client_context,
+    toy_federation,
+    toy_samples,
+)
 
 Form = Literal["margin", "log"]
 
@@ -26,11 +35,11 @@ def numbers(*values: Any) -> Tensor:
 
 
 def calibrated(logits: Tensor, counts: list[int], **options: Any) -> Tensor:
-    """The logits as the part hands them to the cross-entropy."""
-    part = LogitCalibration(LogitCalibrationOptions(**options))
+    """The logits that enter the cross-entropy."""
+    component = FedLC(**options)
     ctx = client_context(torch.zeros(len(counts), 2, dtype=torch.float64), counts)
-    part.begin(ctx)
-    return part.logits(ctx, batch_of(torch.zeros(len(logits), 2), [0] * len(logits)), logits)
+    component.begin(ctx)
+    return component.logits(ctx, batch_of(torch.zeros(len(logits), 2), [0] * len(logits)), logits)
 
 
 # -- the shift ------------------------------------------------------------------------------------------------------
@@ -112,17 +121,17 @@ def test_equal_counts_shift_the_present_classes_alike(form: Form) -> None:
 
 
 def test_the_logits_are_left_alone_at_tau_zero() -> None:
-    logits = torch.zeros(1, 2)
-    assert calibrated(logits, [3, 0], tau=0.0) is logits
+    assert Algorithm([FedLC(tau=0.0)]).hooks("logits") == []
+    assert len(Algorithm([FedLC(tau=0.1)]).hooks("logits")) == 1
 
 
 # -- whole rounds ---------------------------------------------------------------------------------------------------
 def test_tau_zero_is_fedavg_to_the_last_bit() -> None:
-    same_bits(Study({"recipe": "fedlc", "fedlc": {"tau": 0.0}}), Study({"recipe": "fedavg"}))
+    assert_same_rounds(toy_federation({"name": "fedlc", "fedlc": {"tau": 0.0}}), toy_federation("fedavg"))
 
 
 def test_tau_one_is_not_fedavg() -> None:
-    results = [Study({"recipe": name}).play()[0].sums["fedavg/model"].tensors for name in ("fedlc", "fedavg")]
+    results = [toy_federation(name).train(0).contribution["fedavg/model"].tensors for name in ("fedlc", "fedavg")]
     assert not torch.equal(results[0]["hidden.weight"], results[1]["hidden.weight"])
 
 
@@ -130,44 +139,46 @@ def test_tau_one_is_not_fedavg() -> None:
 def test_a_client_does_not_touch_the_classifier_of_classes_it_lacks(client: int) -> None:
     """Without weight decay: masked logits have no gradient. With FedAvg these rows are pushed down."""
     lacking = [c for c in range(CLASSES) if c not in HELD[client]]
-    for recipe, still in (("fedlc", True), ("fedavg", False)):
-        result = Study({"recipe": recipe}, weight_decay=0.0).train(client)
-        change = result.sums["fedavg/model"].tensors["classifier.weight"][lacking]
+    for algorithm, still in (("fedlc", True), ("fedavg", False)):
+        result = toy_federation(algorithm, weight_decay=0.0).train(client)
+        change = result.contribution["fedavg/model"].tensors["classifier.weight"][lacking]
         assert bool((change == 0).all()) is still
 
 
 def test_a_client_with_a_single_class_does_not_move() -> None:
     """Its softmax has one entry: loss 0 and gradient 0, not NaN."""
     x, _ = toy_samples(1)[0]
-    study = Study({"recipe": "fedlc"}, [(x, np.full(len(x), 2))], weight_decay=0.0)
-    result = study.train(0)
+    federation = toy_federation("fedlc", [(x, np.full(len(x), 2))], weight_decay=0.0)
+    result = federation.train(0)
     assert result.loss == 0.0
-    assert all(bool((value == 0).all()) for value in result.sums["fedavg/model"].tensors.values())
+    assert all(bool((value == 0).all()) for value in result.contribution["fedavg/model"].tensors.values())
 
 
 def test_a_floor_lets_a_client_with_a_single_class_learn() -> None:
     x, _ = toy_samples(1)[0]
-    study = Study({"recipe": "fedlc", "fedlc": {"absent": "floor"}}, [(x, np.full(len(x), 2))], weight_decay=0.0)
-    result = study.train(0)
+    federation = toy_federation(
+        {"name": "fedlc", "fedlc": {"absent": "floor"}}, [(x, np.full(len(x), 2))], weight_decay=0.0
+    )
+    result = federation.train(0)
     assert result.loss is not None
     assert result.loss > 0
 
 
 def test_a_client_without_a_step_returns_no_change() -> None:
-    study = Study({"recipe": "fedlc"}, batch_size=64, drop_last=True)
-    assert all(bool((v == 0).all()) for v in study.train(0).sums["fedavg/model"].tensors.values())
+    federation = toy_federation("fedlc", batch_size=64, drop_last=True)
+    assert all(bool((v == 0).all()) for v in federation.train(0).contribution["fedavg/model"].tensors.values())
 
 
 def test_predictions_use_the_plain_logits() -> None:
-    assert LogitCalibration.predict is Part.predict
+    assert FedLC.predict is Component.predict
 
 
 def test_bad_options_and_double_calibration_are_refused() -> None:
-    with pytest.raises(SettingsError, match="tau"):
-        Study({"recipe": "fedlc", "fedlc": {"tau": -1.0}})
-    with pytest.raises(RecipeError, match="logit calibration"):
-        Study({"recipe": "fedlc+fedetf"})
+    with pytest.raises(ConfigError, match="tau"):
+        toy_federation({"name": "fedlc", "fedlc": {"tau": -1.0}})
+    with pytest.raises(AlgorithmError, match="logit calibration"):
+        toy_federation("fedlc+fedetf")
 
 
 def test_clients_leave_no_trace() -> None:
-    clients_leave_no_trace({"recipe": "fedlc"})
+    assert_clients_leave_no_trace("fedlc")

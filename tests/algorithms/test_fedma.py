@@ -11,21 +11,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedfa.algorithms import FedAvg, FedMA
 from fedfa.algorithms.fedma import align, layer_chain
-from fedfa.algorithms.registry import build_recipe
-from fedfa.errors import RecipeError
-from fedfa.learning.part import Role, Task
-from fedfa.learning.server import ServerState, finish_round
-from fedfa.learning.sums import Total, WeightedSum
+from fedfa.algorithms.registry import build_algorithm
+from fedfa.errors import AlgorithmError
+from fedfa.learning.aggregate import WeightedSum
+from fedfa.learning.client import ClientResult
+from fedfa.learning.context import LocalTraining, Role, Task
+from fedfa.learning.round import ClientStatesInMemory, Training
 from fedfa.learning.tensors import Tensors, clone
 from fedfa.models.split import SplitModel
 from fedfa.models.zoo import build_model
 from tests.algorithms.quadratics import (
-    assert_same_rounds,
     assert_takes_clients_without_a_step,
     assert_takes_odd_roles,
-    classifiers,
 )
+from tests.algorithms.toy import assert_same_rounds, toy_federation
 from tests.algorithms.transcription import Array
 
 CHAIN = ["0", "3", "6", "8"]
@@ -70,19 +71,22 @@ def outputs(tensors: Tensors) -> Tensor:
     return result.detach()
 
 
-def average(clients: list[Tensors], sizes: list[int], start: Tensors, recipe: str = "fedma") -> Tensors:
+def average(clients: list[Tensors], sizes: list[int], start: Tensors, algorithm: str = "fedma") -> Tensors:
     """The real server step on clients that return these models."""
     module = network(0)
     module.load_state_dict(start)
-    task = Task(SplitModel.of(module), 3, len(clients), rounds=1)
-    built = build_recipe(recipe)
-    roles = built.roles(task)
-    total = Total(keep_each=built.needs_each)
-    for client, size in zip(clients, sizes, strict=True):
-        update = {name: value - start[name] for name, value in client.items()}
-        total.add({f"{recipe}/model": WeightedSum.of(update, size)})
-    state = ServerState(0, clone(start), built.init(task, 1))
-    return finish_round(built, roles, state, total, len(clients), 1).model
+    built = build_algorithm(algorithm)
+    task = built.with_roles(Task(SplitModel.of(module), 3, len(clients), rounds=1))
+    training = Training(built, task, seed=1)
+    updates = [{name: value - start[name] for name, value in client.items()} for client in clients]
+    results = [
+        ClientResult(client, {f"{algorithm}/model": WeightedSum.of(update, size)}, {}, 1, size, None)
+        for client, (update, size) in enumerate(zip(updates, sizes, strict=True))
+    ]
+    state, _ = training.apply(
+        training.init(), range(len(clients)), LocalTraining(), lambda *_: iter(results), ClientStatesInMemory()
+    )
+    return state.model
 
 
 def test_the_helper_permutes_without_changing_the_function() -> None:
@@ -170,15 +174,14 @@ def test_a_client_equal_to_the_global_model_stays_in_its_order_even_with_equal_u
 
 def test_without_a_permutation_it_is_fedavg_bit_for_bit() -> None:
     """Short local training from common weights does not leave their order."""
-    assert_same_rounds(classifiers("fedma"), classifiers("fedavg"))
-    uniform = {"weighting": "uniform"}
-    assert_same_rounds(classifiers("fedma", {"fedma": uniform}), classifiers("fedavg", {"fedavg": uniform}))
+    assert_same_rounds(toy_federation(FedMA()), toy_federation(FedAvg()))
+    assert_same_rounds(toy_federation(FedMA(weighting="uniform")), toy_federation(FedAvg(weighting="uniform")))
 
 
 def test_one_client_is_plain_sgd() -> None:
-    one, plain = classifiers("fedma"), classifiers("fedavg")
-    for game in (one, plain):
-        game.play([2])
+    one, plain = toy_federation(FedMA()), toy_federation(FedAvg())
+    for federation in (one, plain):
+        federation.round([2])
     assert all(torch.equal(value, plain.state.model[name]) for name, value in one.state.model.items())
 
 
@@ -242,31 +245,32 @@ class Untraceable(Residual):
     ],
 )
 def test_networks_that_tie_units_across_layers_are_refused(module: nn.Module, reason: str) -> None:
-    with pytest.raises(RecipeError, match=reason):
+    with pytest.raises(AlgorithmError, match=reason):
         layer_chain(module)
 
 
-def test_the_paper_s_networks_with_norms_are_refused_through_the_recipe() -> None:
+def test_the_paper_s_networks_with_norms_are_refused_through_the_algorithm() -> None:
     task = Task(SplitModel.of(build_model("cnn-mixed-digits", (1, 28, 28), 10)), 10, 2, rounds=1)
-    with pytest.raises(RecipeError, match="GroupNorm"):
-        build_recipe("fedma").roles(task)
+    algorithm = build_algorithm("fedma")
+    with pytest.raises(AlgorithmError, match="GroupNorm"):
+        Training(algorithm, algorithm.with_roles(task), seed=1).init()
 
 
 def test_layers_that_do_not_travel_are_refused() -> None:
-    with pytest.raises(RecipeError, match=r"'hidden\.bias' is local"):
-        assert_takes_odd_roles("fedma")
+    with pytest.raises(AlgorithmError, match=r"'hidden\.bias' is local"):
+        assert_takes_odd_roles(FedMA())
     assert Role.LOCAL.value == "local"
 
 
 @pytest.mark.parametrize("method", ["fedfa", "fedproc", "moon"])
 def test_methods_that_compare_features_across_models_are_refused(method: str) -> None:
-    with pytest.raises(RecipeError, match="order"):
-        build_recipe(f"fedma+{method}")
+    with pytest.raises(AlgorithmError, match="order"):
+        build_algorithm(f"fedma+{method}")
 
 
 def test_clients_without_a_step_and_server_optimisers_go_with_it() -> None:
-    assert_takes_clients_without_a_step("fedma")
-    game = classifiers("fedma+fedadam")
-    game.play()
-    game.play()
-    assert "fedma" not in game.plan().received
+    assert_takes_clients_without_a_step(FedMA())
+    federation = toy_federation("fedma+fedadam")
+    federation.round()
+    federation.round()
+    assert "fedma" not in federation.plan().broadcast

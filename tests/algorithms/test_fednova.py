@@ -7,18 +7,19 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from fedfa.algorithms import FedAvg, FedNova, FedProx
 from fedfa.algorithms.fednova import coefficient_sum
-from fedfa.algorithms.registry import build_recipe
-from fedfa.errors import RecipeError
+from fedfa.algorithms.registry import build_algorithm
+from fedfa.errors import AlgorithmError
 from tests.algorithms.quadratics import (
     Quadratics,
     assert_takes_clients_without_a_step,
     assert_takes_odd_roles,
     averaged_fixed_point,
-    classifiers,
     optimum,
     quadratics,
 )
+from tests.algorithms.toy import toy_federation
 
 
 def test_one_round_by_hand() -> None:
@@ -27,10 +28,10 @@ def test_one_round_by_hand() -> None:
     Δ_0 = 0.36, Δ_1 = −0.1; p = ¼, ¾; τ_eff = ¼·2 + ¾·1 = 1.25. Mean direction ¼·0.18 + ¾·(−0.1) = −0.03; w = −0.0375.
     (FedAvg: ¼·0.36 − ¾·0.1 = 0.015, to the other side.) The statistic is FedAvg's: ¼·2 + ¾·2 = 2.
     """
-    game = Quadratics("fednova", [2, 1], [1, -1], steps=[2, 1], sizes=[1, 3])
-    game.play()
-    assert game.value == pytest.approx(-0.0375, rel=1e-12)
-    assert game.statistic == pytest.approx(2, rel=1e-14)
+    federation = Quadratics(FedNova(), [2, 1], [1, -1], steps=[2, 1], sizes=[1, 3])
+    federation.round()
+    assert federation.value == pytest.approx(-0.0375, rel=1e-12)
+    assert federation.statistic == pytest.approx(2, rel=1e-14)
 
 
 @pytest.mark.parametrize(("momentum", "mu"), [(0.0, 0.0), (0.9, 0.0), (0.0, 2.0), (0.5, 2.0), (0.9, 9.0)])
@@ -42,12 +43,11 @@ def test_linear_losses_are_normalised_exactly(momentum: float, mu: float) -> Non
     """
     g, steps, sizes, lr = np.array([[1.0, 0.0], [-2.0, 1.0], [0.5, -3.0]]), [7, 3, 1], [1, 2, 5], 0.1
     zero = np.zeros((3, 2, 2))
-    options = {"fednova": {"mu": mu}}
-    game = Quadratics("fednova", zero, g, g=g, steps=steps, sizes=sizes, lr=lr, momentum=momentum, options=options)
-    game.play()
+    federation = Quadratics(FedNova(mu=mu), zero, g, g=g, steps=steps, sizes=sizes, lr=lr, momentum=momentum)
+    federation.round()
     p = np.array(sizes) / 8
     effective = sum(share * coefficient_sum(k, momentum, lr * mu) for share, k in zip(p, steps, strict=True))
-    np.testing.assert_allclose(game.w, -lr * effective * (p @ g), rtol=1e-12)
+    np.testing.assert_allclose(federation.w, -lr * effective * (p @ g), rtol=1e-12)
 
 
 def test_the_coefficients_of_the_paper() -> None:
@@ -73,12 +73,12 @@ def test_unequal_steps_no_longer_bias_the_objective() -> None:
     with an error of first order in η.
     """
     (A, b), steps, sizes = quadratics(), [6, 2, 1], [2, 3, 5]
-    for recipe, scales in (("fedavg", 1.0), ("fednova", 1 / np.array(steps))):
-        game = Quadratics(recipe, A, b, steps=steps, sizes=sizes, lr=0.3)
+    for algorithm, scales in ((FedAvg(), 1.0), (FedNova(), 1 / np.array(steps))):
+        federation = Quadratics(algorithm, A, b, steps=steps, sizes=sizes, lr=0.3)
         for _ in range(40):
-            game.play()
+            federation.round()
         expected = averaged_fixed_point(A, b, steps, 0.3, weights=sizes, scales=scales)
-        np.testing.assert_allclose(game.w, expected, rtol=0, atol=1e-7)
+        np.testing.assert_allclose(federation.w, expected, rtol=0, atol=1e-7)
 
     right, wrong = optimum(A, b, weights=sizes), optimum(A, b, weights=np.array(sizes) * steps)
     errors = {
@@ -92,41 +92,41 @@ def test_unequal_steps_no_longer_bias_the_objective() -> None:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_with_equal_steps_it_is_fedavg_up_to_rounding(momentum: float) -> None:
-    nova, plain = (classifiers(recipe, momentum=momentum, steps=5) for recipe in ("fednova", "fedavg"))
+    nova, plain = (toy_federation(algorithm, momentum=momentum, steps=5) for algorithm in (FedNova(), FedAvg()))
     for _ in range(2):
-        assert_close(nova.play().model, plain.play().model, rtol=1e-12, atol=1e-15)
+        assert_close(nova.round().model, plain.round().model, rtol=1e-12, atol=1e-15)
 
 
 def test_with_equal_steps_and_mu_it_is_fedprox_up_to_rounding() -> None:
-    nova = classifiers("fednova", {"fednova": {"mu": 0.7}}, momentum=0.5, steps=5)
-    prox = classifiers("fedprox", {"fedprox": {"mu": 0.7}}, momentum=0.5, steps=5)
+    nova = toy_federation(FedNova(mu=0.7), momentum=0.5, steps=5)
+    prox = toy_federation(FedProx(mu=0.7), momentum=0.5, steps=5)
     for _ in range(2):
-        assert_close(nova.play().model, prox.play().model, rtol=1e-12, atol=1e-15)
+        assert_close(nova.round().model, prox.round().model, rtol=1e-12, atol=1e-15)
 
 
 def test_one_client_is_plain_sgd() -> None:
     """Normalised and scaled back by the same number: 1 + 0.8³ · (3 − 1)."""
-    game = Quadratics("fednova", [2], [1], steps=3, start=[3.0])
-    game.play()
-    assert game.value == pytest.approx(1 + 0.8**3 * 2, rel=1e-13)
+    federation = Quadratics(FedNova(), [2], [1], steps=3, start=[3.0])
+    federation.round()
+    assert federation.value == pytest.approx(1 + 0.8**3 * 2, rel=1e-13)
 
 
 def test_a_client_without_a_step_has_no_weight() -> None:
     """Of the toy's clients only the third trains (see the helper): the result is its own, as if it were alone."""
-    assert_takes_clients_without_a_step("fednova")
-    all_three, alone = (classifiers("fednova", batch_size=12, drop_last=True) for _ in range(2))
-    all_three.play()
-    alone.play([2])
+    assert_takes_clients_without_a_step(FedNova())
+    all_three, alone = (toy_federation(FedNova(), batch_size=12, drop_last=True) for _ in range(2))
+    all_three.round()
+    alone.round([2])
     for name, value in all_three.state.model.items():
         assert torch.equal(value, alone.state.model[name])
 
 
 def test_any_roles() -> None:
-    assert_takes_odd_roles("fednova", {"fednova": {"mu": 0.1}})
+    assert_takes_odd_roles(FedNova(mu=0.1))
 
 
 def test_what_it_cannot_normalise_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"algorithm\.fednova\.mu"):
-        build_recipe("fednova+fedprox")
-    with pytest.raises(RecipeError, match="keep their product below 1"):
-        classifiers("fednova", {"fednova": {"mu": 10.0}}, lr=0.1)
+    with pytest.raises(AlgorithmError, match=r"algorithm\.fednova\.mu"):
+        build_algorithm("fednova+fedprox")
+    with pytest.raises(AlgorithmError, match="keep their product below 1"):
+        toy_federation(FedNova(mu=10.0), lr=0.1)

@@ -16,15 +16,27 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from fedfa.algorithms.fedproc import (
-    PrototypeContrast,
-    PrototypeContrastOptions,
+    FedProc,
     contrast_weight,
     prototype_contrastive_loss,
 )
-from fedfa.learning.part import ClientContext
+from fedfa.learning.context import ClientContext
 from fedfa.learning.tensors import clone
-from tests.algorithms.keeping import Study, clients_leave_no_trace, descend, features_of
-from tests.algorithms.toy import CLASSES, EPOCHS, FEATURES, HELD, batch_of, client_context, toy_samples
+from tests.algorithms.federation_harness import Federation
+from tests.algorithms.toy import (
+    CLASSES,
+    EPOCHS,
+    FEATURES,
+    HELD,
+    assert_clients_leave_no_trace,
+    batch_of,
+    batches_of,
+    client_context,
+    descend,
+    features_of,
+    toy_federation,
+    toy_samples,
+)
 
 LR = 0.1
 
@@ -47,14 +59,14 @@ def directions(prototypes: Tensor) -> Tensor:
 
 def begun(
     round: int = 1, rounds: int = 4, known: Tensor = ALL, prototypes: Tensor = PROTOTYPES, **options: Any
-) -> tuple[PrototypeContrast, ClientContext]:
-    """A part and a client that has begun its round."""
-    part = PrototypeContrast(PrototypeContrastOptions(**options))
+) -> tuple[FedProc, ClientContext]:
+    """A component and a client that has begun its round."""
+    component = FedProc(**options)
     ctx = client_context(prototypes, [1] * len(prototypes))
-    ctx.received["fedproc"] = {"prototypes": prototypes, "known": known}
+    ctx.broadcast["fedproc"] = {"prototypes": prototypes, "known": known}
     ctx.round, ctx.rounds = round, rounds
-    part.begin(ctx)
-    return part, ctx
+    component.begin(ctx)
+    return component, ctx
 
 
 # -- the loss by hand -----------------------------------------------------------------------------------------------
@@ -100,31 +112,31 @@ def test_the_contrast_gives_way_to_the_cross_entropy(done: int, weight: float) -
 @pytest.mark.parametrize(("done", "weight"), [(0, 1.0), (2, 0.5), (3, 0.25)])
 def test_the_loss_mixes_contrast_and_cross_entropy(done: int, weight: float) -> None:
     """(1 − t/T) · mean of ℓ_gpc + (t/T) · cross-entropy, here 10."""
-    part, ctx = begun(round=done)
-    found = part.loss(ctx, batch_of(Z, Y), numbers(10).squeeze())
+    component, ctx = begun(round=done)
+    found = component.loss(ctx, batch_of(Z, Y), numbers(10).squeeze())
     assert_close(found, numbers(weight * (FIRST + SECOND) / 2 + (1 - weight) * 10).squeeze())
 
 
 def test_at_the_end_the_cross_entropy_is_left_alone() -> None:
-    part, ctx = begun(round=4)
+    component, ctx = begun(round=4)
     loss = numbers(10).squeeze()
-    assert part.loss(ctx, batch_of(Z, Y), loss) is loss
+    assert component.loss(ctx, batch_of(Z, Y), loss) is loss
 
 
 def test_without_any_prototype_the_cross_entropy_is_left_alone() -> None:
-    part, ctx = begun(round=0, known=torch.zeros_like(ALL))
+    component, ctx = begun(round=0, known=torch.zeros_like(ALL))
     loss = numbers(10).squeeze()
-    assert part.loss(ctx, batch_of(Z, Y), loss) is loss
+    assert component.loss(ctx, batch_of(Z, Y), loss) is loss
 
 
 def test_samples_without_prototype_leave_their_share_to_the_cross_entropy() -> None:
     """t/T = ¼, class 1 unknown: half of the batch. (1 − ¾·½)·10 + ¾·(0 + 0)/2, as one known class alone has loss 0."""
-    part, ctx = begun(round=1, known=numbers([1], [0]))
-    assert_close(part.loss(ctx, batch_of(Z, Y), numbers(10).squeeze()), numbers(6.25).squeeze())
+    component, ctx = begun(round=1, known=numbers([1], [0]))
+    assert_close(component.loss(ctx, batch_of(Z, Y), numbers(10).squeeze()), numbers(6.25).squeeze())
 
 
 def test_the_method_depends_on_the_planned_number_of_rounds() -> None:
-    assert PrototypeContrast.uses_horizon
+    assert FedProc.traits.horizon
 
 
 # -- the prototypes -------------------------------------------------------------------------------------------------
@@ -135,22 +147,22 @@ def test_prototypes_by_momentum_by_hand() -> None:
     epoch counts, (5, 5). Class 2 is not met (its p = (1, 1) stays with the server): weight 0.
     """
     prototypes, known = numbers([2, 0], [0, 0], [1, 1]), numbers([1], [0], [1])
-    part, ctx = begun(prototypes=prototypes, known=known)
+    component, ctx = begun(prototypes=prototypes, known=known)
     ctx.label_counts, ctx.batches_per_epoch = torch.tensor([2, 1, 3]), 1
     for features in ([[3, 1], [5, 3], [9, 9]], [[0, 2], [0, 10], [5, 5]]):
-        part.after_step(ctx, batch_of(numbers(*features), [0, 0, 1]))
-        part.after_epoch(ctx)
-    sums = part.contribute(ctx)["prototypes"]
+        component.after_step(ctx, batch_of(numbers(*features), [0, 0, 1]))
+        component.after_epoch(ctx)
+    sums = component.contribute(ctx)["prototypes"]
     assert_close(sums.weight, torch.tensor([[2.0], [1.0], [0.0]]), check_dtype=False)
     assert_close(sums.tensors["prototypes"][:2], numbers([2 * 1.5, 2 * 3.5], [5, 5]))
     assert torch.equal(sums.tensors["prototypes"][2], numbers(0, 0))
 
 
-def transcribed_round(study: Study, client: int) -> tuple[dict[str, Tensor], Tensor]:
-    """A client's round in plain words: its weights, and its prototypes by momentum."""
-    data, start = study.clients[client], clone(study.state.model)
-    prototypes, known = (study.state.parts["fedproc"][name] for name in ("prototypes", "known"))
-    weight = 1 - study.state.round / study.rounds
+def transcribed_round(federation: Federation, client: int) -> tuple[dict[str, Tensor], Tensor]:
+    """A client's round in plain torch: its weights, and its prototypes by momentum."""
+    data, start = federation.clients[client], clone(federation.state.model)
+    prototypes, known = (federation.state.components["fedproc"][name] for name in ("prototypes", "known"))
+    weight = 1 - federation.state.round / federation.training.task.rounds
     there = [c for c in range(CLASSES) if known[c] > 0]
 
     def loss(h: Tensor, logits: Tensor, y: Tensor, index: Tensor) -> Tensor:
@@ -163,7 +175,7 @@ def transcribed_round(study: Study, client: int) -> tuple[dict[str, Tensor], Ten
         share = len(chosen) / len(y)
         return (1 - weight * share) * entropy + weight * share * functional.cross_entropy(cosines, position)
 
-    trained, epochs = descend(start, data, study.batches(client), LR, loss)
+    trained, epochs = descend(start, data, batches_of(federation, client), LR, loss)
     averaged = prototypes.clone()
     for c in sorted(set(data.y.tolist())):
         for h, y in epochs:
@@ -174,27 +186,28 @@ def transcribed_round(study: Study, client: int) -> tuple[dict[str, Tensor], Ten
 
 def test_rounds_are_the_paper_s() -> None:
     """The first cohort lacks classes, so the second round has samples without prototype (class 3)."""
-    study = Study({"recipe": "fedproc"}, lr=LR, weight_decay=0.0)
+    federation = toy_federation("fedproc", lr=LR, weight_decay=0.0)
     for cohort in ((0, 1), (0, 1, 2), (2,), (0, 1, 2)):
-        expected = {client: transcribed_round(study, client) for client in cohort}
-        start, old = study.state.model, study.state.parts["fedproc"]["prototypes"]
-        for result in study.play(cohort):
-            sums = result.sums["fedavg/model"]
+        expected = {client: transcribed_round(federation, client) for client in cohort}
+        start, old = federation.state.model, federation.state.components["fedproc"]["prototypes"]
+        federation.round(cohort)
+        for result in federation.results:
+            sums = result.contribution["fedavg/model"]
             for name, value in expected[result.client][0].items():
                 assert_close(sums.tensors[name] / sums.weight, value - start[name], rtol=1e-9, atol=1e-11)
-        counts = {client: study.clients[client].label_counts for client in cohort}
+        counts = {client: federation.clients[client].label_counts for client in cohort}
         for c in range(CLASSES):
             holders = [client for client in cohort if counts[client][c] > 0]
             weights = numbers(*[int(counts[client][c]) for client in holders])
             mean = sum(w * expected[i][1][c] for w, i in zip(weights, holders, strict=True)) / weights.sum()
-            assert_close(study.state.parts["fedproc"]["prototypes"][c], mean if holders else old[c])
-    assert study.state.parts["fedproc"]["known"].squeeze().tolist() == [1, 1, 1, 1, 0]
+            assert_close(federation.state.components["fedproc"]["prototypes"][c], mean if holders else old[c])
+    assert federation.state.components["fedproc"]["known"].squeeze().tolist() == [1, 1, 1, 1, 0]
 
 
 def test_the_first_round_is_fedavg_s_to_the_last_bit() -> None:
-    ours, plain = Study({"recipe": "fedproc"}), Study({"recipe": "fedavg"})
-    ours.play()
-    plain.play()
+    ours, plain = toy_federation("fedproc"), toy_federation("fedavg")
+    ours.round()
+    plain.round()
     for name, value in plain.state.model.items():
         assert torch.equal(ours.state.model[name], value), name
 
@@ -202,52 +215,57 @@ def test_the_first_round_is_fedavg_s_to_the_last_bit() -> None:
 @pytest.mark.parametrize("weights", ["count", "uniform"])
 def test_a_full_pass_gives_class_means_under_the_trained_models(weights: str) -> None:
     """Each client's own trained model; the server weighs clients that hold the class by its samples, or equally."""
-    study = Study({"recipe": "fedproc", "fedproc": {"prototypes": "full-pass", "weights": weights}})
-    start = study.state.model
+    federation = toy_federation({"name": "fedproc", "fedproc": {"prototypes": "full-pass", "weights": weights}})
+    start = federation.state.model
     expected, total = torch.zeros(CLASSES, FEATURES, dtype=torch.float64), torch.zeros(CLASSES, 1)
-    for result in study.play():
-        sums, data = result.sums["fedavg/model"], study.clients[result.client]
+    federation.round()
+    for result in federation.results:
+        sums, data = result.contribution["fedavg/model"], federation.clients[result.client]
         trained = {name: start[name] + value / sums.weight for name, value in sums.tensors.items()}
         h = features_of(trained, data.x)
         for c in HELD[result.client]:
             weight = float((data.y == c).sum()) if weights == "count" else 1.0
             expected[c] += weight * h[data.y == c].mean(0)
             total[c] += weight
-    assert_close(study.state.parts["fedproc"]["prototypes"], expected / total.clamp(min=1))
+    assert_close(federation.state.components["fedproc"]["prototypes"], expected / total.clamp(min=1))
 
 
 @pytest.mark.parametrize("prototypes", ["momentum", "full-pass"])
 def test_clients_without_a_step_break_nothing(prototypes: str) -> None:
-    study = Study({"recipe": "fedproc", "fedproc": {"prototypes": prototypes}}, batch_size=64, drop_last=True)
+    federation = toy_federation(
+        {"name": "fedproc", "fedproc": {"prototypes": prototypes}}, batch_size=64, drop_last=True
+    )
     for _ in range(2):
-        study.play()
-    known = study.state.parts["fedproc"]["known"]
+        federation.round()
+    known = federation.state.components["fedproc"]["known"]
     assert bool(known.any()) is (prototypes == "full-pass")  # gathered while training: there was none
-    assert study.state.parts["fedproc"]["prototypes"].isfinite().all()
+    assert federation.state.components["fedproc"]["prototypes"].isfinite().all()
 
 
-def test_a_class_that_training_never_met_does_not_become_a_prototype_of_zeros() -> None:
+def test_a_class_without_trained_samples_does_not_become_a_prototype_of_zeros() -> None:
     """One epoch of one batch of four, drop_last: the five other samples, class 1 among them, are never seen."""
     x = np.concatenate([toy_samples(1)[0][0]] * 2)[:9]
-    study = Study({"recipe": "fedproc"}, [(x, np.zeros(9, dtype=np.int64))], batch_size=8, drop_last=True, epochs=1)
-    left_out = next(i for i in range(9) if i not in study.batches(0, batch=8, epochs=1)[0][0].tolist())
-    study.clients[0].y[left_out] = 1
-    study.clients[0].label_counts = torch.tensor([8, 1, 0, 0, 0])
-    study.play()
-    assert study.state.parts["fedproc"]["known"].squeeze().tolist() == [1, 0, 0, 0, 0]
+    federation = toy_federation(
+        {"name": "fedproc"}, [(x, np.zeros(9, dtype=np.int64))], batch_size=8, drop_last=True, epochs=1
+    )
+    left_out = next(i for i in range(9) if i not in batches_of(federation, 0)[0][0].tolist())
+    federation.clients[0].y[left_out] = 1
+    federation.clients[0].label_counts = torch.tensor([8, 1, 0, 0, 0])
+    federation.round()
+    assert federation.state.components["fedproc"]["known"].squeeze().tolist() == [1, 0, 0, 0, 0]
 
 
 def test_one_client_with_one_class_works() -> None:
     """Its contrast over a single prototype is 0, so only the cross-entropy's share trains."""
     x, _ = toy_samples(1)[0]
-    study = Study({"recipe": "fedproc"}, [(x, np.full(len(x), 3))], lr=LR)
+    federation = toy_federation("fedproc", [(x, np.full(len(x), 3))], lr=LR)
     for _ in range(4):
-        study.play()
-    assert study.state.parts["fedproc"]["known"].squeeze().tolist() == [0, 0, 0, 1, 0]
-    assert all(value.isfinite().all() for value in study.state.model.values())
+        federation.round()
+    assert federation.state.components["fedproc"]["known"].squeeze().tolist() == [0, 0, 0, 1, 0]
+    assert all(value.isfinite().all() for value in federation.state.model.values())
     assert EPOCHS > 1  # so the momentum has something to average
 
 
 @pytest.mark.parametrize("options", [{}, {"prototypes": "full-pass"}], ids=["default", "full pass"])
 def test_clients_leave_no_trace(options: dict[str, Any]) -> None:
-    clients_leave_no_trace({"recipe": "fedproc", "fedproc": options})
+    assert_clients_leave_no_trace({"name": "fedproc", "fedproc": options})

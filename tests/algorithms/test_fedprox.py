@@ -7,14 +7,13 @@ import torch
 from torch.nn import functional
 from torch.testing import assert_close
 
+from fedfa.algorithms import FedAvg, FedDyn, FedProx, Scaffold
 from tests.algorithms.quadratics import (
     Quadratics,
-    assert_same_rounds,
     assert_takes_clients_without_a_step,
     assert_takes_odd_roles,
-    classifiers,
 )
-from tests.algorithms.toy import Network, shuffled, toy_samples
+from tests.algorithms.toy import Network, assert_same_rounds, shuffled, toy_federation, toy_samples
 
 
 def test_two_steps_by_hand() -> None:
@@ -23,23 +22,23 @@ def test_two_steps_by_hand() -> None:
     Step 1: the term has no gradient at w_t; w = 0 − 0.1·(−2) = 0.2.
     Step 2: −1.6 + 0.5·0.2 = −1.5; w = 0.35. (Without the term 0.36.)
     """
-    game = Quadratics("fedprox", [2], [1], options={"fedprox": {"mu": 0.5}}, steps=2)
-    game.play()
-    assert game.value == pytest.approx(0.35, rel=1e-14)
+    federation = Quadratics(FedProx(mu=0.5), [2], [1], steps=2)
+    federation.round()
+    assert federation.value == pytest.approx(0.35, rel=1e-14)
 
 
 def test_many_steps_reach_the_minimum_of_the_regularised_loss() -> None:
     """Minimum of (w − b)ᵀA(w − b)/2 + μ/2 ‖w − w_t‖² is (A + μ)⁻¹ (A b + μ w_t); here (2·1 + 0.5·3)/2.5 = 1.4."""
-    game = Quadratics("fedprox", [2], [1], options={"fedprox": {"mu": 0.5}}, steps=200, start=[3.0])
-    game.play()
-    assert game.value == pytest.approx(1.4, rel=1e-12)
+    federation = Quadratics(FedProx(mu=0.5), [2], [1], steps=200, start=[3.0])
+    federation.round()
+    assert federation.value == pytest.approx(1.4, rel=1e-12)
 
 
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.01)])
 def test_it_is_the_gradient_of_the_term_in_the_loss(momentum: float, decay: float) -> None:
     """Clients of a real network, against torch's SGD on cross-entropy + μ/2 Σ ‖w − w_t‖² built with its graph."""
-    game = classifiers("fedprox", {"fedprox": {"mu": 0.7}}, momentum=momentum, weight_decay=decay)
-    start = {name: value.clone() for name, value in game.state.model.items()}
+    federation = toy_federation(FedProx(mu=0.7), epochs=2, lr=0.1, momentum=momentum, weight_decay=decay)
+    start = {name: value.clone() for name, value in federation.state.model.items()}
     for client, (x, y) in enumerate(toy_samples(1)):
         network = Network().double()
         network.load_state_dict(start)
@@ -52,31 +51,31 @@ def test_it_is_the_gradient_of_the_term_in_the_loss(momentum: float, decay: floa
                 optimiser.zero_grad()
                 loss.backward()
                 optimiser.step()
-        sent = game.train(client).sums["fedavg/model"]
+        sent = federation.train(client).contribution["fedavg/model"]
         for name, parameter in network.named_parameters():
             assert_close(sent.tensors[name] / len(y), parameter.detach() - start[name], rtol=1e-9, atol=1e-13)
 
 
 def test_without_mu_it_is_fedavg_bit_for_bit() -> None:
-    assert_same_rounds(classifiers("fedprox", {"fedprox": {"mu": 0.0}}), classifiers("fedavg"))
+    assert_same_rounds(toy_federation(FedProx(mu=0.0)), toy_federation(FedAvg()))
 
 
 def test_the_recorded_loss_is_that_of_the_data() -> None:
     """In the first step the term is zero; in the second (w = 0.2) the loss is (0.2 − 1)² = 0.64, without μ/2·0.04."""
-    game = Quadratics("fedprox", [2], [1], options={"fedprox": {"mu": 0.5}}, steps=2)
-    assert game.train(0).loss == pytest.approx((1 + 0.64) / 2, rel=1e-12)
+    federation = Quadratics(FedProx(mu=0.5), [2], [1], steps=2)
+    assert federation.train(0).loss == pytest.approx((1 + 0.64) / 2, rel=1e-12)
 
 
 def test_one_client_with_one_step_is_plain_sgd() -> None:
     """The term acts from the second step on: 3 − 0.1·2·(3 − 1) = 2.6."""
-    game = Quadratics("fedprox", [2], [1], start=[3.0])
-    game.play()
-    assert game.value == pytest.approx(2.6, rel=1e-14)
+    federation = Quadratics(FedProx(), [2], [1], start=[3.0])
+    federation.round()
+    assert federation.value == pytest.approx(2.6, rel=1e-14)
 
 
 def test_any_roles_and_clients_without_a_step() -> None:
-    assert_takes_odd_roles("fedprox")
-    assert_takes_clients_without_a_step("fedprox")
+    assert_takes_odd_roles(FedProx())
+    assert_takes_clients_without_a_step(FedProx())
 
 
 def test_a_parameter_that_a_batch_does_not_use_is_left_alone() -> None:
@@ -87,8 +86,8 @@ def test_a_parameter_that_a_batch_does_not_use_is_left_alone() -> None:
             super().__init__()
             self.spare = torch.nn.Parameter(torch.ones(2))
 
-    games = [classifiers(recipe, network=WithSpare().double()) for recipe in ("fedprox", "feddyn", "scaffold")]
-    for game in games:
-        game.play()
-        game.play()
-        assert game.state.model["spare"].tolist() == [1.0, 1.0]
+    federations = [toy_federation(method, network=WithSpare) for method in (FedProx(), FedDyn(), Scaffold())]
+    for federation in federations:
+        federation.round()
+        federation.round()
+        assert federation.state.model["spare"].tolist() == [1.0, 1.0]

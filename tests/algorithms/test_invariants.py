@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional
 from torch.testing import assert_close
 
-from tests.algorithms.toy import BATCH, CLASSES, Network, Runner, shuffled, toy_samples, toy_settings, toy_weights
+from tests.algorithms.toy import BATCH, CLASSES, Network, anchors_of, shuffled, toy_federation, toy_samples, toy_weights
 from tests.algorithms.transcription import Array, Index
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
-    "fedavg": {"recipe": "fedavg"},
-    "fedavg uniform": {"recipe": "fedavg", "fedavg": {"weighting": "uniform"}},
-    "fedfa paper": {"recipe": "fedfa", "variant": "paper"},
-    "fedfa authors": {"recipe": "fedfa", "variant": "authors"},
-    "fedfa default": {"recipe": "fedfa"},
+    "fedavg": {"name": "fedavg"},
+    "fedavg uniform": {"name": "fedavg", "fedavg": {"weighting": "uniform"}},
+    "fedfa paper": {"name": "fedfa", "variant": "paper"},
+    "fedfa authors": {"name": "fedfa", "variant": "authors"},
+    "fedfa default": {"name": "fedfa"},
 }
 every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
-
-
-def play(runner: Runner, rounds: int = 2, order: Sequence[int] | None = None) -> dict[str, Tensor]:
-    """Everything the server has after some rounds."""
-    for _ in range(rounds):
-        runner.play(order)
-    return runner.state.to_tensors()
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_fedavg_with_one_client_is_plain_sgd(seed: int) -> None:
     """Two rounds of one client: torch's own SGD over the same batches, its memory cleared between the rounds."""
     x, y = toy_samples(seed)[0]
-    settings = toy_settings({"recipe": "fedavg"}, lr=0.1, momentum=0.9, weight_decay=0.01)
-    runner = Runner(settings, [(x, y)], toy_weights(seed), seed=seed)
-    found = [runner.play().model for _ in range(2)]
+    local: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
+    federation = toy_federation("fedavg", [(x, y)], weights=toy_weights(seed), seed=seed, **local)
+    found = [federation.round().model for _ in range(2)]
 
     network = Network().double()
     network.load_state_dict({name: torch.from_numpy(value) for name, value in toy_weights(seed).items()})
@@ -57,10 +48,7 @@ def test_fedavg_with_one_client_is_plain_sgd(seed: int) -> None:
 @every_algorithm
 def test_the_order_of_the_clients_does_not_matter(algorithm: dict[str, Any]) -> None:
     """Beyond the rounding of sums in double precision."""
-    results = [
-        play(Runner(toy_settings(algorithm), toy_samples(1), toy_weights(1)), order=order)
-        for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0))
-    ]
+    results = [toy_federation(algorithm).run(2, order).tensors() for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0))]
     for result in results[1:]:
         assert_close(result, results[0], rtol=1e-12, atol=1e-14)
 
@@ -69,21 +57,21 @@ def test_the_order_of_the_clients_does_not_matter(algorithm: dict[str, Any]) -> 
 def test_identical_clients_do_as_one(algorithm: dict[str, Any]) -> None:
     """Three clients with the same samples, all in one batch so that the shuffling does not tell them apart."""
     samples = toy_samples(1)[2]
-    settings = toy_settings(algorithm, batch_size=len(samples[1]))
-    one = play(Runner(settings, [samples], toy_weights(1)))
-    three = play(Runner(settings, [samples] * 3, toy_weights(1)))
+    one, three = (
+        toy_federation(algorithm, [samples] * count, batch_size=len(samples[1])).run(2).state.to_tensors()
+        for count in (1, 3)
+    )
     assert_close(three, one, rtol=1e-10, atol=1e-12)
 
 
 @every_algorithm
 def test_a_client_s_result_does_not_depend_on_who_was_trained_before(algorithm: dict[str, Any]) -> None:
     """One network and one optimiser serve all clients: nothing of a client may stay in them. Bit for bit."""
-    settings = toy_settings(algorithm, momentum=0.9)
-    alone, after_others = (Runner(settings, toy_samples(1), toy_weights(1)) for _ in range(2))
+    alone, after_others = (toy_federation(algorithm, momentum=0.9) for _ in range(2))
     for client in (0, 1):
         after_others.train(client)
-    for group, entry in alone.train(2).sums.items():
-        other = after_others.train(2).sums[group]
+    for group, entry in alone.train(2).contribution.items():
+        other = after_others.train(2).contribution[group]
         assert torch.equal(entry.weight, other.weight)
         for name, value in entry.tensors.items():
             assert torch.equal(value, other.tensors[name]), f"{group} {name}"
@@ -92,10 +80,10 @@ def test_a_client_s_result_does_not_depend_on_who_was_trained_before(algorithm: 
 @every_algorithm
 def test_training_leaves_what_was_sent_alone(algorithm: dict[str, Any]) -> None:
     """The broadcast serves every client, so no client may write into it; nor may the server's step."""
-    runner = Runner(toy_settings(algorithm), toy_samples(1), toy_weights(1))
-    sent = runner.state
+    federation = toy_federation(algorithm)
+    sent = federation.state
     before = {name: value.clone() for name, value in sent.to_tensors().items()}
-    runner.play()
+    federation.round()
     for name, value in sent.to_tensors().items():
         assert torch.equal(value, before[name]), name
 
@@ -103,7 +91,7 @@ def test_training_leaves_what_was_sent_alone(algorithm: dict[str, Any]) -> None:
 @every_algorithm
 def test_a_seed_is_a_run(algorithm: dict[str, Any]) -> None:
     """The same seed gives the same bits, another seed another shuffling."""
-    runs = [play(Runner(toy_settings(algorithm), toy_samples(1), toy_weights(1), seed=seed)) for seed in (1, 1, 2)]
+    runs = [toy_federation(algorithm, seed=seed).run(2).tensors() for seed in (1, 1, 2)]
     assert all(torch.equal(value, runs[1][name]) for name, value in runs[0].items())
     assert not torch.equal(runs[0]["model/hidden.weight"], runs[2]["model/hidden.weight"])
 
@@ -112,29 +100,31 @@ def test_a_seed_is_a_run(algorithm: dict[str, Any]) -> None:
 def test_classes_are_only_names(variant: str) -> None:
     """Renaming the classes (labels, classifier rows and anchors together) renames the result and changes nothing."""
     renamed_as = np.array([3, 0, 4, 1, 2])
-    settings = toy_settings({"recipe": "fedfa", "variant": variant})
-    original = Runner(settings, toy_samples(1), toy_weights(1))
+    algorithm = {"name": "fedfa", "variant": variant}
+    original = toy_federation(algorithm)
 
     samples: list[tuple[Array, Index]] = [(x, renamed_as[y]) for x, y in toy_samples(1)]
     weights = toy_weights(1)
     old_name = np.argsort(renamed_as)
     for name in ("classifier.weight", "classifier.bias"):
         weights[name] = weights[name][old_name]
-    renamed = Runner(settings, samples, weights)
-    renamed.state.parts["anchors"]["anchors"] = original.state.parts["anchors"]["anchors"][torch.from_numpy(old_name)]
+    renamed = toy_federation(algorithm, samples, weights=weights)
+    renamed.state.components["anchors"]["anchors"] = original.state.components["anchors"]["anchors"][
+        torch.from_numpy(old_name)
+    ]
 
-    play(original)
-    play(renamed)
+    original.run(2)
+    renamed.run(2)
     assert len(renamed_as) == CLASSES
-    np.testing.assert_allclose(renamed.anchors[renamed_as], original.anchors, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(anchors_of(renamed)[renamed_as], anchors_of(original), rtol=1e-10, atol=1e-12)
     for name, value in original.state.model.items():
         other = renamed.state.model[name]
         other = other[torch.from_numpy(renamed_as)] if name.startswith("classifier") else other
         assert_close(other, value, rtol=1e-10, atol=1e-12)
 
 
-def test_the_toy_is_what_the_tests_say_it_is() -> None:
-    """Clients that lack classes, a class nobody holds, sizes that differ, incomplete last batches, open ReLUs."""
+def test_the_toy_has_the_properties_that_tests_rely_on() -> None:
+    """Clients that lack classes, a class without samples, sizes that differ, incomplete last batches, open ReLUs."""
     samples = toy_samples(1)
     held = [set(y.tolist()) for _, y in samples]
     assert held == [{0, 1}, {1, 2}, {0, 1, 2, 3}]

@@ -12,14 +12,24 @@ from torch import Tensor
 from torch.nn import functional
 from torch.testing import assert_close
 
-from fedfa.algorithms.fedavg import Averaging
-from fedfa.algorithms.moon import ModelContrast, ModelContrastOptions, model_contrastive_loss
-from fedfa.errors import RecipeError
-from fedfa.learning.part import ClientContext
-from fedfa.learning.recipe import Recipe
+from fedfa.algorithms.fedavg import FedAvg
+from fedfa.algorithms.moon import MOON, model_contrastive_loss
+from fedfa.errors import AlgorithmError
+from fedfa.learning.algorithm import Algorithm
+from fedfa.learning.context import ClientContext
 from fedfa.learning.tensors import Tensors, clone
-from tests.algorithms.keeping import Normalised, Study, clients_leave_no_trace, descend, features_of, same_bits
-from tests.algorithms.toy import batch_of, client_context
+from tests.algorithms.federation_harness import Federation
+from tests.algorithms.toy import (
+    Normalised,
+    assert_clients_leave_no_trace,
+    assert_same_rounds,
+    batch_of,
+    batches_of,
+    client_context,
+    descend,
+    features_of,
+    toy_federation,
+)
 
 LR = 0.1
 
@@ -63,22 +73,22 @@ def test_the_gradient_by_hand() -> None:
     assert_close(z.grad, numbers([2 * sigma * -0.224, 2 * sigma * 0.168]))
 
 
-def test_the_part_adds_mu_times_the_mean() -> None:
-    part = ModelContrast(ModelContrastOptions(mu=3.0, tau=0.5))
+def test_the_component_adds_mu_times_the_mean() -> None:
+    component = MOON(mu=3.0, tau=0.5)
     ctx = client_context(torch.zeros(2, 2, dtype=torch.float64), [1, 1])
     ctx.scratch["moon"] = {"contrast": contrast(GLOB, PREV)}
-    found = part.loss(ctx, batch_of(Z, [0, 1]), numbers(10).squeeze())
+    found = component.loss(ctx, batch_of(Z, [0, 1]), numbers(10).squeeze())
     assert_close(found, numbers(10 + 3 * (log(1 + exp(0.4)) + log(1 + exp(-4))) / 2).squeeze())
 
 
 def test_batches_find_their_own_samples_features() -> None:
     """A batch with the second sample only, at position 1 of the client's data."""
-    part = ModelContrast(ModelContrastOptions(mu=1.0, tau=0.5))
+    component = MOON(mu=1.0, tau=0.5)
     ctx = client_context(torch.zeros(2, 2, dtype=torch.float64), [1, 1])
     ctx.scratch["moon"] = {"contrast": contrast(GLOB, PREV)}
     batch = batch_of(Z[1:], [1])
     batch.index = torch.tensor([1])
-    assert_close(part.loss(ctx, batch, numbers(0).squeeze()), numbers(log(1 + exp(-4))).squeeze())
+    assert_close(component.loss(ctx, batch, numbers(0).squeeze()), numbers(log(1 + exp(-4))).squeeze())
 
 
 def test_it_is_not_the_ratio_of_batch_means() -> None:
@@ -103,20 +113,20 @@ def test_features_of_length_zero_do_no_harm() -> None:
 
 
 # -- whole rounds ---------------------------------------------------------------------------------------------------
-def transcribed_round(study: Study, client: int, previous: Tensors, mu: float, tau: float) -> Tensors:
-    """A client's round in the words of the paper: every feature recomputed at every step."""
-    start, data = clone(study.state.model), study.clients[client]
+def transcribed_round(federation: Federation, client: int, previous: Tensors, mu: float, tau: float) -> Tensors:
+    """A client's round as the paper describes it: every feature recomputed at every step."""
+    start, data = clone(federation.state.model), federation.clients[client]
 
     def loss(h: Tensor, logits: Tensor, y: Tensor, index: Tensor) -> Tensor:
         others = [features_of(weights, data.x[index]) for weights in (start, previous)]
         cosines = torch.stack([functional.cosine_similarity(h, other) for other in others], dim=-1)
         return functional.cross_entropy(logits, y) - mu * (cosines / tau).log_softmax(-1)[:, 0].mean()
 
-    return descend(start, data, study.batches(client), LR, loss)[0]
+    return descend(start, data, batches_of(federation, client), LR, loss)[0]
 
 
-def moon(mu: float = 2.0, tau: float = 0.5, **local: Any) -> Study:
-    return Study({"recipe": "moon", "moon": {"mu": mu, "tau": tau}}, lr=LR, weight_decay=0.0, **local)
+def moon(mu: float = 2.0, tau: float = 0.5, **local: Any) -> Federation:
+    return toy_federation({"name": "moon", "moon": {"mu": mu, "tau": tau}}, lr=LR, weight_decay=0.0, **local)
 
 
 COHORTS: Sequence[tuple[int, ...]] = ((0, 1, 2), (1,), (0, 1), (2,))
@@ -124,32 +134,37 @@ COHORTS: Sequence[tuple[int, ...]] = ((0, 1, 2), (1,), (0, 1), (2,))
 
 
 def test_rounds_are_the_paper_s_with_each_client_s_own_previous_model() -> None:
-    study = moon()
+    federation = moon()
     own: dict[int, Tensors] = {}
     for cohort in COHORTS:
-        expected = {c: transcribed_round(study, c, own.get(c, study.state.model), mu=2.0, tau=0.5) for c in cohort}
-        start = study.state.model
-        results = study.play(cohort)
-        for result in results:
-            sums = result.sums["fedavg/model"]
+        expected = {
+            c: transcribed_round(federation, c, own.get(c, federation.state.model), mu=2.0, tau=0.5) for c in cohort
+        }
+        start = federation.state.model
+        federation.round(cohort)
+        for result in federation.results:
+            sums = result.contribution["fedavg/model"]
             for name, value in expected[result.client].items():
                 assert_close(sums.tensors[name] / sums.weight, value - start[name], rtol=1e-9, atol=1e-11)
         own |= expected
 
 
-def test_what_a_client_keeps_is_its_trained_model() -> None:
-    study = moon()
-    start = study.state.model
-    for result in study.play():
-        sums = result.sums["fedavg/model"]
-        for name, value in study.kept[result.client]["moon"].items():
+def test_the_client_state_is_the_trained_model() -> None:
+    federation = moon()
+    start = federation.state.model
+    federation.round()
+    for result in federation.results:
+        sums = result.contribution["fedavg/model"]
+        for name, value in federation.client_states[result.client]["moon"].items():
             assert_close(value, start[name] + sums.tensors[name] / sums.weight, rtol=1e-12, atol=1e-14)
 
 
 def test_the_first_round_is_fedavg_s_and_reports_log_two_more() -> None:
     """Previous = global: ℓ_con = log 2 for every sample, and its gradient is zero."""
-    ours, plain = moon(mu=3.0), Study({"recipe": "fedavg"}, lr=LR, weight_decay=0.0)
-    for mine, other in zip(ours.play(), plain.play(), strict=True):
+    ours, plain = moon(mu=3.0), toy_federation("fedavg", lr=LR, weight_decay=0.0)
+    ours.round()
+    plain.round()
+    for mine, other in zip(ours.results, plain.results, strict=True):
         assert mine.loss is not None
         assert other.loss is not None
         assert mine.loss == pytest.approx(other.loss + 3 * log(2), abs=1e-12)
@@ -167,49 +182,51 @@ def test_the_fixed_features_are_computed_once_a_round(monkeypatch: pytest.Monkey
         return original(self, *args, **kwargs)
 
     monkeypatch.setattr(ClientContext, "features", counted)
-    study = moon()
-    study.play()
+    federation = moon()
+    federation.round()
     assert calls == []
-    study.play([0, 2])
+    federation.round([0, 2])
     assert calls == [0, 0, 2, 2]
 
 
-def test_mu_zero_is_fedavg_to_the_last_bit_and_keeps_nothing() -> None:
-    study = moon(mu=0.0)
-    same_bits(study, Study({"recipe": "fedavg"}, lr=LR, weight_decay=0.0))
-    assert not any(kept.get("moon") for kept in study.kept.values())
+def test_mu_zero_is_fedavg_to_the_last_bit_and_stores_no_client_state() -> None:
+    federation = moon(mu=0.0)
+    assert_same_rounds(federation, toy_federation("fedavg", lr=LR, weight_decay=0.0))
+    assert not any(client_state.get("moon") for client_state in federation.client_states.values())
 
 
 def test_a_client_without_a_step_keeps_the_model_it_got() -> None:
-    study = moon(batch_size=64, drop_last=True)
+    federation = moon(batch_size=64, drop_last=True)
     for _ in range(2):
-        start = study.state.model
-        study.play()
-        for name, value in study.kept[0]["moon"].items():
+        start = federation.state.model
+        federation.round()
+        for name, value in federation.client_states[0]["moon"].items():
             assert torch.equal(value, start[name])
 
 
 def test_one_client_alone_works() -> None:
-    """Averaging one model changes nothing: its previous model is the global one, so every round is FedAvg's."""
-    ours, plain = moon(), Study({"recipe": "fedavg"}, lr=LR, weight_decay=0.0)
+    """FedAvg one model changes nothing: its previous model is the global one, so every round is FedAvg's."""
+    ours, plain = moon(), toy_federation("fedavg", lr=LR, weight_decay=0.0)
     for _ in range(3):
-        ours.play([1])
-        plain.play([1])
+        ours.round([1])
+        plain.round([1])
     for name, value in plain.state.model.items():
         assert_close(ours.state.model[name], value, rtol=1e-9, atol=1e-11)
 
 
 def test_clients_leave_no_trace() -> None:
-    clients_leave_no_trace({"recipe": "moon"})
+    assert_clients_leave_no_trace("moon")
 
 
 def test_the_fixed_features_are_those_of_evaluation() -> None:
     """With BatchNorm: each fixed model uses the statistics it came with, and the training network keeps its own."""
-    study = Study({"recipe": "moon"}, network=Normalised, batch_size=8)
-    study.play()
+    federation = toy_federation("moon", network=Normalised, batch_size=8)
+    federation.round()
     found: list[Tensor] = []
 
-    class Spy(ModelContrast):
+    class Spy(MOON):
+        name = "moon"
+
         def begin(self, ctx: ClientContext) -> None:
             before = clone(ctx.model.state())
             super().begin(ctx)
@@ -217,20 +234,20 @@ def test_the_fixed_features_are_those_of_evaluation() -> None:
             assert ctx.model.module.training
             assert all(torch.equal(value, before[name]) for name, value in ctx.model.state().items())
 
-    study.trainer.recipe = Recipe([Averaging(), Spy()])
-    previous, data = clone(study.kept[2]["moon"]), study.clients[2]
-    study.train(2)
+    federation.trainer.algorithm = Algorithm([FedAvg(), Spy()])
+    previous, data = clone(federation.client_states[2]["moon"]), federation.clients[2]
+    federation.train(2)
 
     def features(weights: Tensors) -> Tensor:
         x = data.x @ weights["hidden.weight"].T + weights["hidden.bias"]
         scale = (weights["norm.running_var"] + 1e-5).sqrt()
         return ((x - weights["norm.running_mean"]) / scale * weights["norm.weight"] + weights["norm.bias"]).relu()
 
-    assert not torch.equal(previous["norm.running_mean"], study.state.model["norm.running_mean"])
-    assert_close(found[0], contrast(features(study.state.model), features(previous)))
+    assert not torch.equal(previous["norm.running_mean"], federation.state.model["norm.running_mean"])
+    assert_close(found[0], contrast(features(federation.state.model), features(previous)))
 
 
 def test_without_a_global_model_it_is_refused() -> None:
-    with pytest.raises(RecipeError, match="acts on a model that clients share"):
-        Study({"recipe": "fedproto+moon"})
-    Study({"recipe": "fedproto+moon", "fedproto": {"average_model": True}}).play()
+    with pytest.raises(AlgorithmError, match="acts on a model that clients share"):
+        toy_federation("fedproto+moon")
+    toy_federation({"name": "fedproto+moon", "fedproto": {"average_model": True}}).round()

@@ -9,25 +9,23 @@ from torch import nn
 from torch.nn import functional
 from torch.testing import assert_close
 
-from fedfa.errors import RecipeError
+from fedfa.algorithms import FedAvg, Scaffold
+from fedfa.errors import AlgorithmError
 from fedfa.learning.tensors import clone
 from tests.algorithms.quadratics import (
-    Federation,
     Quadratics,
-    assert_same_rounds,
     assert_takes_clients_without_a_step,
     assert_takes_odd_roles,
     averaged_fixed_point,
-    classifiers,
     optimum,
     quadratics,
     random_cohorts,
 )
-from tests.algorithms.toy import CLASSES, INPUTS, Network, toy_samples
+from tests.algorithms.toy import CLASSES, INPUTS, Network, assert_same_rounds, toy_federation, toy_samples
 
 
-def control(game: Quadratics) -> float:
-    return float(game.state.parts["scaffold"]["point.weight"])
+def control_value(federation: Quadratics) -> float:
+    return float(federation.state.components["scaffold"]["point.weight"])
 
 
 def test_three_rounds_by_hand() -> None:
@@ -40,29 +38,29 @@ def test_three_rounds_by_hand() -> None:
     Round 3, client 0 from 0.2726, correction −0.2315 + 1.8 = 1.5685: gradients −1.4548, −1.47754; y = 0.252134.
     c_0 = −1.46617; c = −0.2315 + ½·(−1.46617 + 1.8) = −0.064585.
     """
-    game = Quadratics("scaffold", [2, 1], [1, -1], steps=2)
+    federation = Quadratics(Scaffold(), [2, 1], [1, -1], steps=2)
     for cohort, model, c in [([0], 0.36, -0.9), ([1], 0.2726, -0.2315), ([0], 0.252134, -0.064585)]:
-        game.play(cohort)
-        assert game.value == pytest.approx(model, rel=1e-12)
-        assert control(game) == pytest.approx(c, rel=1e-12)
-    assert game.kept_value(0, "scaffold") == pytest.approx(-1.46617, rel=1e-12)
-    assert game.kept_value(1, "scaffold") == pytest.approx(1.337, rel=1e-12)
+        federation.round(cohort)
+        assert federation.value == pytest.approx(model, rel=1e-12)
+        assert control_value(federation) == pytest.approx(c, rel=1e-12)
+    assert federation.client_value(0, "scaffold") == pytest.approx(-1.46617, rel=1e-12)
+    assert federation.client_value(1, "scaffold") == pytest.approx(1.337, rel=1e-12)
 
 
 def test_the_global_step_size_scales_the_model_alone() -> None:
     """Round 1 of the test above with η_g = ½: x = 0.18, c = −0.9; the statistic (two steps of 1) stays 2."""
-    game = Quadratics("scaffold", [2, 1], [1, -1], steps=2, options={"scaffold": {"server_lr": 0.5}})
-    game.play([0])
-    assert [game.value, control(game)] == pytest.approx([0.18, -0.9], rel=1e-13)
-    assert game.statistic == pytest.approx(2, rel=1e-14)
+    federation = Quadratics(Scaffold(server_lr=0.5), [2, 1], [1, -1], steps=2)
+    federation.round([0])
+    assert [federation.value, control_value(federation)] == pytest.approx([0.18, -0.9], rel=1e-13)
+    assert federation.statistic == pytest.approx(2, rel=1e-14)
 
 
 @pytest.mark.parametrize(("weighting", "model", "c"), [("uniform", 0.05, -0.5), ("samples", 0.125, -1.25)])
 def test_one_weighting_for_models_and_control_variates(weighting: str, model: float, c: float) -> None:
     """One step from 0: Δy = 0.2 and −0.1, Δc = −2 and 1. Even means: 0.05, −0.5. By 3 : 1 samples: 0.125, −1.25."""
-    game = Quadratics("scaffold", [2, 1], [1, -1], sizes=[3, 1], options={"scaffold": {"weighting": weighting}})
-    game.play()
-    assert [game.value, control(game)] == pytest.approx([model, c], rel=1e-13)
+    federation = Quadratics(Scaffold(weighting=weighting), [2, 1], [1, -1], sizes=[3, 1])
+    federation.round()
+    assert [federation.value, control_value(federation)] == pytest.approx([model, c], rel=1e-13)
 
 
 @pytest.mark.parametrize(("cohort_size", "decay", "rounds"), [(3, 0.0, 35), (2, 0.3, 65)])
@@ -75,127 +73,126 @@ def test_it_reaches_the_optimum_of_the_sum_where_fedavg_does_not(cohort_size: in
     the closed form in the test below.
     """
     A, b = quadratics()
-    game = Quadratics("scaffold", A, b, steps=3, lr=0.3, weight_decay=decay)
+    federation = Quadratics(Scaffold(), A, b, steps=3, lr=0.3, weight_decay=decay)
     for cohort in random_cohorts(3, cohort_size, rounds):
-        game.play(cohort)
-    np.testing.assert_allclose(game.w, optimum(A, b, decay=decay), rtol=0, atol=1e-6)
+        federation.round(cohort)
+    np.testing.assert_allclose(federation.w, optimum(A, b, decay=decay), rtol=0, atol=1e-6)
     for client in range(3):  # the control variates have become the gradients, weight decay included
-        gradient = A[client] @ (game.w - b[client]) + decay * game.w
-        np.testing.assert_allclose(game.kept[client]["scaffold"]["point.weight"][0], gradient, rtol=0, atol=1e-5)
+        gradient = A[client] @ (federation.w - b[client]) + decay * federation.w
+        np.testing.assert_allclose(
+            federation.client_states[client]["scaffold"]["point.weight"][0], gradient, rtol=0, atol=1e-5
+        )
 
 
 def test_with_sizes_as_weights_it_reaches_the_weighted_optimum() -> None:
     A, b = quadratics()
     sizes = [1, 2, 4]
-    game = Quadratics("scaffold", A, b, steps=3, lr=0.3, sizes=sizes, options={"scaffold": {"weighting": "samples"}})
+    federation = Quadratics(Scaffold(weighting="samples"), A, b, steps=3, lr=0.3, sizes=sizes)
     for _ in range(35):
-        game.play()
-    np.testing.assert_allclose(game.w, optimum(A, b, weights=sizes), rtol=0, atol=1e-6)
+        federation.round()
+    np.testing.assert_allclose(federation.w, optimum(A, b, weights=sizes), rtol=0, atol=1e-6)
 
 
 def test_fedavg_settles_elsewhere() -> None:
     A, b = quadratics()
-    game = Quadratics("fedavg", A, b, steps=3, lr=0.3)
+    federation = Quadratics(FedAvg(), A, b, steps=3, lr=0.3)
     for _ in range(20):
-        game.play()
-    np.testing.assert_allclose(game.w, averaged_fixed_point(A, b, [3] * 3, 0.3), rtol=0, atol=1e-8)
-    assert np.linalg.norm(game.w - optimum(A, b)) > 0.2
+        federation.round()
+    np.testing.assert_allclose(federation.w, averaged_fixed_point(A, b, [3] * 3, 0.3), rtol=0, atol=1e-8)
+    assert np.linalg.norm(federation.w - optimum(A, b)) > 0.2
 
 
 def test_unequal_numbers_of_steps_are_counted_as_they_were_made() -> None:
     """c_i must come out as the mean of the gradients met: −2, −1.6 and −1.28 for three steps, 1 for one."""
-    game = Quadratics("scaffold", [2, 1], [1, -1], steps=[3, 1])
-    game.play()
-    assert game.kept_value(0, "scaffold") == pytest.approx(-4.88 / 3, rel=1e-12)
-    assert game.kept_value(1, "scaffold") == pytest.approx(1.0, rel=1e-12)
+    federation = Quadratics(Scaffold(), [2, 1], [1, -1], steps=[3, 1])
+    federation.round()
+    assert federation.client_value(0, "scaffold") == pytest.approx(-4.88 / 3, rel=1e-12)
+    assert federation.client_value(1, "scaffold") == pytest.approx(1.0, rel=1e-12)
 
 
 def test_the_control_variate_follows_this_round_s_learning_rate() -> None:
     """Round 2 at half the rate from x = 0.2, one client (c = c_0, no correction): gradient −1.6, whatever η is."""
-    game = Quadratics("scaffold", [2], [1])
-    game.play()
-    game.local = type(game.local)(**{**vars(game.local), "lr": 0.05})
-    game.play()
-    assert game.value == pytest.approx(0.28, rel=1e-13)
-    assert game.kept_value(0, "scaffold") == pytest.approx(-1.6, rel=1e-12)
+    federation = Quadratics(Scaffold(), [2], [1])
+    federation.round()
+    federation.local = federation.local.model_copy(update={"lr": 0.05})
+    federation.round()
+    assert federation.value == pytest.approx(0.28, rel=1e-13)
+    assert federation.client_value(0, "scaffold") == pytest.approx(-1.6, rel=1e-12)
 
 
 def test_one_client_is_plain_sgd_however_long() -> None:
     """c = c_0, so nothing is corrected: after three rounds of two steps, 1 + (1 − 0.2)^6 · (3 − 1)."""
-    game = Quadratics("scaffold", [2], [1], steps=2, start=[3.0])
+    federation = Quadratics(Scaffold(), [2], [1], steps=2, start=[3.0])
     for _ in range(3):
-        game.play()
-    assert game.value == pytest.approx(1 + 0.8**6 * 2, rel=1e-12)
+        federation.round()
+    assert federation.value == pytest.approx(1 + 0.8**6 * 2, rel=1e-12)
 
 
 def test_the_first_round_is_fedavg_with_equal_weights_bit_for_bit() -> None:
     """All control variates are zero; the difference begins in round two."""
-    game, plain = classifiers("scaffold"), classifiers("fedavg", {"fedavg": {"weighting": "uniform"}})
-    assert_same_rounds(game, plain, rounds=1)
-    game.play()
-    plain.play()
-    assert not torch.equal(game.state.model["hidden.weight"], plain.state.model["hidden.weight"])
+    federation, plain = toy_federation(Scaffold()), toy_federation(FedAvg(weighting="uniform"))
+    assert_same_rounds(federation, plain, rounds=1)
+    federation.round()
+    plain.round()
+    assert not torch.equal(federation.state.model["hidden.weight"], plain.state.model["hidden.weight"])
 
 
 def test_absent_clients_keep_their_control_variate_bit_for_bit() -> None:
-    game = classifiers("scaffold")
-    game.play()
-    before = clone(game.kept[0]["scaffold"])
-    game.play([1, 2])
-    game.play([2])
-    assert before.keys() == game.state.model.keys()
-    assert all(torch.equal(value, game.kept[0]["scaffold"][name]) for name, value in before.items())
+    federation = toy_federation(Scaffold())
+    federation.round()
+    before = clone(federation.client_states[0]["scaffold"])
+    federation.round([1, 2])
+    federation.round([2])
+    assert before.keys() == federation.state.model.keys()
+    assert all(torch.equal(value, federation.client_states[0]["scaffold"][name]) for name, value in before.items())
 
 
 @pytest.mark.parametrize("option", [1, 2])
 def test_c_is_the_mean_of_all_control_variates(option: int) -> None:
     """c ← c + |S|/N · mean Δc keeps it so, whoever is active."""
-    game = classifiers("scaffold", {"scaffold": {"option": option}})
+    federation = toy_federation(Scaffold(option=option))
     for cohort in ([0], [1, 2], [0, 2]):
-        game.play(cohort)
-    for name, c in game.state.parts["scaffold"].items():
-        mean = sum(game.kept[client]["scaffold"][name] for client in range(3)) / 3
+        federation.round(cohort)
+    for name, c in federation.state.components["scaffold"].items():
+        mean = sum(federation.client_states[client]["scaffold"][name] for client in range(3)) / 3
         assert_close(c, mean, rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_option_one_is_the_gradient_at_the_received_model(drop_last: bool) -> None:
     """∇ of the mean cross-entropy over the client's data at x, plus λ x; with ``drop_last`` over what epochs use."""
-    game = classifiers("scaffold", {"scaffold": {"option": 1}}, weight_decay=0.1, drop_last=drop_last)
+    federation = toy_federation(Scaffold(option=1), weight_decay=0.1, drop_last=drop_last)
     network = Network().double()
-    network.load_state_dict(game.state.model)
-    game.play()
+    network.load_state_dict(federation.state.model)
+    federation.round()
     for client, (x, y) in enumerate(toy_samples(1)):
         used = len(y) - len(y) % 4 if drop_last else len(y)
         loss = functional.cross_entropy(network(torch.from_numpy(x)[:used]), torch.from_numpy(y)[:used])
         gradients = torch.autograd.grad(loss, list(network.parameters()))
         for (name, parameter), gradient in zip(network.named_parameters(), gradients, strict=True):
             expected = gradient + 0.1 * parameter.detach()
-            assert_close(game.kept[client]["scaffold"][name], expected, rtol=1e-10, atol=1e-14)
+            assert_close(federation.client_states[client]["scaffold"][name], expected, rtol=1e-10, atol=1e-14)
 
 
 def test_the_pass_of_option_one_leaves_no_trace() -> None:
     """In the first round no option corrects anything, so models and BatchNorm's statistics must agree bit for bit."""
 
-    def game(option: int) -> Federation:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(3)
-            layers = nn.Sequential(nn.Linear(INPUTS, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, CLASSES)).double()
-        return classifiers("scaffold", {"scaffold": {"option": option}}, network=layers, drop_last=True)
+    def network() -> nn.Module:
+        return nn.Sequential(nn.Linear(INPUTS, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, CLASSES))
 
-    one, two = game(1), game(2)
+    one, two = (toy_federation(Scaffold(option=option), network=network, drop_last=True) for option in (1, 2))
     assert_same_rounds(one, two, rounds=1)
     assert float(one.state.model["1.running_var"].std()) > 0
 
 
 def test_any_roles_and_clients_without_a_step() -> None:
     for option in (1, 2):
-        assert_takes_odd_roles("scaffold", {"scaffold": {"option": option}})
-        game = assert_takes_clients_without_a_step("scaffold", {"scaffold": {"option": option}})
-        assert not game.kept[0]["scaffold"]["hidden.weight"].any()
+        assert_takes_odd_roles(Scaffold(option=option))
+        federation = assert_takes_clients_without_a_step(Scaffold(option=option))
+        assert not federation.client_states[0]["scaffold"]["hidden.weight"].any()
 
 
 def test_local_momentum_is_refused_where_it_would_break_the_identity() -> None:
-    with pytest.raises(RecipeError, match=r"local\.momentum = 0\.9.*option = 1"):
-        classifiers("scaffold", momentum=0.9)
-    classifiers("scaffold", {"scaffold": {"option": 1}}, momentum=0.9).play()
+    with pytest.raises(AlgorithmError, match=r"local\.momentum = 0\.9.*option = 1"):
+        toy_federation(Scaffold(), momentum=0.9)
+    toy_federation(Scaffold(option=1), momentum=0.9).round()

@@ -1,8 +1,8 @@
-"""A toy federation that both the real code and the transcription can run, and the plumbing to run the real code."""
+"""The toy task that both the real code and the transcription can run: its data, its network, its rounds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,21 +10,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedfa.learning.client import ClientResult, ClientTrainer, RoundPlan
-from fedfa.learning.part import Batch, ClientContext, LocalTraining, Task
-from fedfa.learning.random import stream
-from fedfa.learning.recipe import Recipe
-from fedfa.learning.server import ServerState, finish_round
-from fedfa.learning.sums import Total
-from fedfa.learning.tensors import PartTensors, clone
+from fedfa.algorithms import Anchors
+from fedfa.experiment.config import Config
+from fedfa.learning.aggregate import flatten_contribution
+from fedfa.learning.algorithm import Algorithm
+from fedfa.learning.component import Component
+from fedfa.learning.context import Batch, ClientContext, LocalTraining
+from fedfa.learning.random import stream, torch_stream
+from fedfa.learning.tensors import Tensors, clone, flatten
 from fedfa.models.split import SplitModel
-from fedfa.studies.settings import Settings
+from tests.algorithms.federation_harness import Federation, Samples
 from tests.algorithms.transcription import Array, ClientData, Index, Weights
 
 INPUTS, FEATURES, CLASSES = 3, 6, 5
 BATCH, EPOCHS = 4, 3
 HELD: tuple[tuple[int, ...], ...] = ((0, 1), (1, 2), (0, 1, 2, 3))
-"""Classes each client draws its samples from; nobody holds class 4."""
+"""Classes each client draws its samples from; no client holds class 4."""
 SIZES = (11, 7, 13)
 """None is a multiple of the batch size, so every last batch is incomplete (the third one holds a single sample)."""
 
@@ -42,19 +43,18 @@ class Network(nn.Module):
         return logits
 
 
-class Samples:
-    """A client's samples as the client loop wants them."""
+class Normalised(nn.Module):
+    """The toy network with BatchNorm, whose statistics gather while it trains."""
 
-    def __init__(self, x: Array, y: Index, classes: int = CLASSES, dtype: torch.dtype = torch.float64) -> None:
-        self.x, self.y = torch.from_numpy(x).to(dtype), torch.from_numpy(y)
-        self.label_counts = torch.bincount(self.y, minlength=classes)
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(INPUTS, FEATURES)
+        self.norm = nn.BatchNorm1d(FEATURES)
+        self.classifier = nn.Linear(FEATURES, CLASSES, bias=False)
 
-    @property
-    def size(self) -> int:
-        return len(self.y)
-
-    def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return self.x[positions], self.y[positions]
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.norm(self.hidden(x)).relu())
+        return logits
 
 
 def toy_samples(seed: int) -> list[tuple[Array, Index]]:
@@ -79,9 +79,9 @@ def toy_weights(seed: int) -> Weights:
     }
 
 
-def toy_settings(algorithm: Mapping[str, Any], **local: Any) -> Settings:
-    """Settings as a user would write them: the algorithm's table, and the toy's batches and epochs."""
-    return Settings.resolve({
+def toy_config(algorithm: Mapping[str, Any], **local: Any) -> Config:
+    """A config as a user would write it: the algorithm's table, and the toy's batches and epochs."""
+    return Config.resolve({
         "algorithm": dict(algorithm), "local": {"batch_size": BATCH, "epochs": EPOCHS, **local},
     })  # fmt: skip
 
@@ -96,61 +96,60 @@ def shuffled(
 
 
 def transcribed_clients(samples: Sequence[tuple[Array, Index]], seed: int, round: int) -> list[ClientData]:
-    """The toy's clients as the transcription wants them, with their batches of this round."""
+    """The toy's clients for the transcription, with their batches of this round."""
     return [ClientData(x, y, shuffled(seed, round, i, len(y))) for i, (x, y) in enumerate(samples)]
 
 
-class Runner:
-    """The real server and client code around a toy network, with all clients in every round."""
+def toy_federation(
+    algorithm: str | Mapping[str, Any] | Algorithm | Component,
+    samples: Sequence[tuple[Array, Index]] | None = None,
+    *,
+    weights: Weights | None = None,
+    network: Callable[[], nn.Module] | None = None,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 1,
+    rounds: int = 4,
+    **local: Any,
+) -> Federation:
+    """The toy's clients and network with a method.
 
-    def __init__(
-        self,
-        settings: Settings,
-        samples: Sequence[tuple[Array, Index]],
-        weights: Weights | None = None,
-        *,
-        seed: int = 1,
-        dtype: torch.dtype = torch.float64,
-    ) -> None:
-        self.settings, self.seed = settings, seed
-        self.clients = [Samples(x, y, dtype=dtype) for x, y in samples]
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            network = Network().to(dtype)
-        self.model = SplitModel.of(network)
-        if weights is not None:
-            self.model.load({name: torch.from_numpy(value) for name, value in weights.items()})
-        self.recipe: Recipe = settings.recipe()
-        task = Task(self.model, CLASSES, len(samples), rounds=2)
-        self.roles = self.recipe.roles(task)
-        parts: PartTensors = {
-            part: {name: value.to(dtype) for name, value in tensors.items()}
-            for part, tensors in self.recipe.init(task, seed).items()
-        }
-        self.state = ServerState(0, clone(self.model.state()), parts)
-        self.trainer = ClientTrainer(self.model, self.recipe, self.roles)
+    Args:
+        algorithm: An expression, a config's table ``algorithm``, or the object.
+        samples: The clients' inputs and labels; the toy's if left out.
+        weights: Initial weights of the toy's network.
+        network: Makes another network.
+        dtype: Of inputs and network.
+        seed: Of all random streams of the training; not of the initial weights.
+        rounds: The planned number of rounds.
+        local: Values of the local training that differ from the config's.
+    """
+    if isinstance(algorithm, Algorithm | Component):
+        config, built = toy_config({"name": "fedavg"}, **local), Algorithm([]) + algorithm
+    else:
+        config = toy_config({"name": algorithm} if isinstance(algorithm, str) else algorithm, **local)
+        built = config.build_algorithm()
+    samples, training = toy_samples(1) if samples is None else samples, config.local
+    if built.pools_data:  # one site does the work of all clients
+        training = training.model_copy(update={"steps": sum(training.steps_on(len(y)) for _, y in samples)})
+        samples = [(np.concatenate([x for x, _ in samples]), np.concatenate([y for _, y in samples]))]
+    with torch_stream(0, "network"):
+        split = SplitModel.of((network or Network)().to(dtype))
+    if network is None:
+        split.load({name: torch.from_numpy(value) for name, value in (weights or toy_weights(1)).items()})
+    clients = [Samples(x, y, CLASSES, dtype) for x, y in samples]
+    return Federation(built, split, clients, training, seed=seed, rounds=rounds)
 
-    def plan(self, local: LocalTraining | None = None) -> RoundPlan:
-        state = self.state
-        received = self.recipe.broadcast(state.parts, state.round)
-        return RoundPlan(
-            state.round, state.model, received, local or self.settings.local.in_round(state.round), self.seed, rounds=2
-        )
 
-    def train(self, client: int, local: LocalTraining | None = None) -> ClientResult:
-        return self.trainer.train(self.plan(local), client, self.clients[client], {})
+def batches_of(federation: Federation, client: int) -> list[list[Tensor]]:
+    """The positions in each batch of each epoch of a client's next round."""
+    size, local = federation.clients[client].size, federation.local
+    epochs = shuffled(federation.training.seed, federation.state.round, client, size, local.batch_size, local.epochs)
+    return [[torch.from_numpy(batch) for batch in epoch] for epoch in epochs]
 
-    def play(self, order: Sequence[int] | None = None) -> ServerState:
-        """One round; clients are added up in this order."""
-        total = Total(keep_each=self.recipe.needs_each)
-        for client in order if order is not None else range(len(self.clients)):
-            total.add(self.train(client).sums)
-        self.state = finish_round(self.recipe, self.roles, self.state, total, len(self.clients), self.seed)
-        return self.state
 
-    @property
-    def anchors(self) -> Array:
-        return as_array(self.state.parts["anchors"]["anchors"])
+def anchors_of(federation: Federation) -> Array:
+    """The anchors on the server."""
+    return as_array(federation.state.components["anchors"]["anchors"])
 
 
 def as_array(tensor: Tensor) -> Array:
@@ -162,22 +161,87 @@ def as_array(tensor: Tensor) -> Array:
 def client_context(
     anchors: Tensor, label_counts: Sequence[int], *, lr: float = 0.1, batches: int = 1, bias: bool = True
 ) -> ClientContext:
-    """A client in the middle of nowhere, for calling single hooks: a classifier of zeros, these anchors received."""
+    """The context of a client, for single hooks: a classifier of zeros, these anchors in the broadcast."""
     classes, dim = anchors.shape
     head = nn.Linear(dim, classes, bias=bias).double()
     for parameter in head.parameters():
         nn.init.zeros_(parameter)
     return ClientContext(
         client=0, round=0, rounds=1, parameters={},
-        model=SplitModel.of(head), start={}, received={"anchors": {"anchors": anchors}}, kept={},
+        model=SplitModel.of(head), start={}, broadcast={"anchors": {"anchors": anchors}}, client_state={},
         local=LocalTraining(epochs=1, batch_size=4, lr=lr, momentum=0.0, weight_decay=0.0), size=sum(label_counts),
-        count_labels=lambda: torch.tensor(label_counts), num_classes=classes, draws=lambda: np.random.default_rng(0),
-        batches_per_epoch=batches,
+        count_labels=lambda: torch.tensor(label_counts), num_classes=classes, make_rng=lambda: np.random.default_rng(0),
+        batches_per_epoch=batches, components={"anchors": Anchors()},
     )  # fmt: skip
 
 
 def batch_of(features: Sequence[Sequence[float]] | Tensor, labels: Sequence[int] | Tensor) -> Batch:
-    """A batch that has these features; inputs and logits do not matter."""
+    """A batch that has these features; inputs and logits have no meaning."""
     h = torch.as_tensor(features, dtype=torch.float64)
     y = torch.as_tensor(labels)
     return Batch(x=h, y=y, index=torch.arange(y.shape[-1]), features=h, logits=torch.zeros(0))
+
+
+LocalLoss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""From features, logits, labels and positions of a batch to the loss."""
+
+
+def features_of(weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """The features of the toy's network, written out."""
+    return (x @ weights["hidden.weight"].T + weights["hidden.bias"]).relu()
+
+
+def logits_of(weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
+    """The classifier of the toy's network, written out."""
+    return h @ weights["classifier.weight"].T + weights["classifier.bias"]
+
+
+def descend(
+    start: Tensors, data: Samples, epochs: Sequence[Sequence[Tensor]], lr: float, loss: LocalLoss
+) -> tuple[Tensors, list[tuple[Tensor, Tensor]]]:
+    """Plain gradient descent on a loss, by autograd: the trained weights, and each epoch's features and labels."""
+    weights = {name: value.clone().requires_grad_() for name, value in start.items()}
+    seen = []
+    for epoch in epochs:
+        forward: list[tuple[Tensor, Tensor]] = []
+        for index in epoch:
+            h = features_of(weights, data.x[index])
+            value = loss(h, logits_of(weights, h), data.y[index], index)
+            gradients = torch.autograd.grad(value, list(weights.values()))
+            with torch.no_grad():
+                for weight, gradient in zip(weights.values(), gradients, strict=True):
+                    weight.sub_(lr * gradient)
+            forward.append((h.detach(), data.y[index]))
+        seen.append((torch.cat([h for h, _ in forward]), torch.cat([y for _, y in forward])))
+    return clone(weights), seen
+
+
+def assert_same_bits(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """The same names and the same bits."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+def assert_same_rounds(one: Federation, other: Federation, rounds: int = 3) -> None:
+    """Two federations whose global models are equal to the last bit after each of some rounds."""
+    for _ in range(rounds):
+        assert_same_bits(one.round().model, other.round().model)
+
+
+def assert_clients_leave_no_trace(algorithm: str | Mapping[str, Any]) -> None:
+    """One network serves all clients: nothing of one may reach another, nor may any write into the broadcast.
+
+    Bit for bit, in the second round, when clients have state, with a network that has BatchNorm.
+    """
+    alone, after_others = (toy_federation(algorithm, network=Normalised, batch_size=8) for _ in range(2))
+    alone.round()
+    after_others.round()
+    sent = clone(after_others.state.to_tensors())
+    for client in (0, 1):
+        after_others.train(client)
+    one, other = alone.train(2), after_others.train(2)
+    assert one.loss == other.loss
+    assert_same_bits(flatten_contribution(other.contribution), flatten_contribution(one.contribution))
+    assert_same_bits(flatten(other.client_state), flatten(one.client_state))
+    assert_same_bits(after_others.state.to_tensors(), sent)

@@ -149,9 +149,9 @@ def adam_step(w: Weights, slopes: Weights, first: Weights, second: Weights, step
         w[name] = w[name] - lr * unbiased_first / (np.sqrt(unbiased_second) + epsilon)
 
 
-def fedavg_client(received: Weights, data: ClientData, sgd: Sgd) -> Weights:
+def fedavg_client(broadcast: Weights, data: ClientData, sgd: Sgd) -> Weights:
     """One client's round of FedAvg."""
-    w = dict(received)
+    w = dict(broadcast)
     speed: Weights = {}
     for batches in data.epochs:
         for batch in batches:
@@ -160,13 +160,13 @@ def fedavg_client(received: Weights, data: ClientData, sgd: Sgd) -> Weights:
     return w
 
 
-def fedfa_client(received: Weights, anchors: Array, data: ClientData, sgd: Sgd, rules: FedFA) -> tuple[Weights, Array]:
+def fedfa_client(broadcast: Weights, anchors: Array, data: ClientData, sgd: Sgd, rules: FedFA) -> tuple[Weights, Array]:
     """One client's round of FedFA: Algorithm 1 between the two communications.
 
     Returns the trained weights and the client's estimate of the class features, one row per class.
     """
     C = len(anchors)
-    w = dict(received)
+    w = dict(broadcast)
     speed: Weights = {}
     first: Weights = {}
     second: Weights = {}
@@ -241,8 +241,8 @@ def fedfa_round(
         counts = [float(np.sum(data.y == c)) for data in clients]
         shares = sizes if rules.anchor_weights == "samples" else counts
         if sum(shares) > 0:
-            parts = [share * estimate[c] for share, (_, estimate) in zip(shares, results, strict=True)]
-            renewed[c] = np.sum(parts, axis=0) / sum(shares)
+            components = [share * estimate[c] for share, (_, estimate) in zip(shares, results, strict=True)]
+            renewed[c] = np.sum(components, axis=0) / sum(shares)
     return model, renewed
 
 

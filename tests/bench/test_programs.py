@@ -1,4 +1,4 @@
-"""The contenders of this package do the work they say they do."""
+"""The benchmark's own contenders do the work that is counted."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedfa.bench import loop, rounds, scaling, turns
-from fedfa.bench.plain import CNN, ENV_ARRAYS, ENV_RESULT, MLP, client_tensors, network
-from fedfa.bench.step_profile import matmul_peak
-from fedfa.bench.tasks import client_round, dataset, prepared, settings, write_arrays
+from benchmarks.bench import fedfa_rounds, interleaved_methods, torch_loop
+from benchmarks.bench.contender_api import CNN, ENV_ARRAYS, ENV_RESULT, MLP, client_tensors, network
+from benchmarks.bench.fedfa_tasks import client_round, config, dataset, prepared, write_arrays
+from benchmarks.bench.step_profile import matmul_peak
+from fedfa.experiment.experiment import Experiment
 from fedfa.models.zoo import build_model
-from fedfa.studies.setup import prepare
 
 
 @pytest.fixture
-def place(tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def directory(tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FEDFA_DATA", str(data_dir))
     monkeypatch.setenv(ENV_ARRAYS, str(tmp_path))
     monkeypatch.setenv(ENV_RESULT, str(tmp_path / "result.json"))
@@ -26,13 +26,13 @@ def place(tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     return tmp_path
 
 
-def reported(place: Path) -> dict[str, object]:
-    found: dict[str, object] = json.loads((place / "result.json").read_text())
+def reported(directory: Path) -> dict[str, object]:
+    found: dict[str, object] = json.loads((directory / "result.json").read_text())
     return found
 
 
-def test_everybody_trains_on_the_clients_that_fedfa_has(place: Path) -> None:
-    federation = prepare(settings(MLP), data=dataset(MLP)).federation
+def test_the_arrays_hold_the_same_clients_as_fedfa(directory: Path) -> None:
+    federation = Experiment.from_config(config(MLP), data=dataset(MLP)).federation
     clients = client_tensors(MLP)
     assert len(clients) == len(federation) == MLP.clients
     for number in (0, 57, 99):
@@ -41,7 +41,7 @@ def test_everybody_trains_on_the_clients_that_fedfa_has(place: Path) -> None:
         assert torch.equal(clients[number][1], y)
 
 
-def test_everybody_trains_the_network_that_fedfa_has() -> None:
+def test_the_plain_network_matches_fedfas() -> None:
     """Equal shapes of all weights, in order; and pooling before ReLU is the same function."""
     ours = build_model("cnn-fmnist", (1, 28, 28), 10)
     plain, pooled = network(CNN), network(CNN, pool_first=True)
@@ -52,22 +52,22 @@ def test_everybody_trains_the_network_that_fedfa_has() -> None:
     assert torch.equal(plain(x), pooled(x))
 
 
-def test_the_work_of_a_round_is_counted_as_fedfa_counts_it(place: Path) -> None:
+def test_the_work_of_a_round_matches_fedfas(directory: Path) -> None:
     assert MLP.sample_steps == 10 * 5 * 17
-    assert MLP.steps == settings(MLP).local.in_round(0).steps_on(MLP.samples)
+    assert MLP.steps == config(MLP).local.in_round(0).steps_on(MLP.samples)
     assert CNN.sample_steps == 30_000
 
 
 @pytest.mark.parametrize("flags", [[], ["--tuned"], ["--tuned", "--without", "memory", "--without", "fused"]])
-def test_the_loop_reports_all_rounds_but_the_first(place: Path, flags: list[str]) -> None:
-    loop.main(["--task", "mlp", "--rounds", "4", "--processes", "1", *flags])
-    seconds = reported(place)["seconds"]
+def test_the_loop_reports_all_rounds_but_the_first(directory: Path, flags: list[str]) -> None:
+    torch_loop.main(["--task", "mlp", "--rounds", "4", "--processes", "1", *flags])
+    seconds = reported(directory)["seconds"]
     assert isinstance(seconds, list)
     assert len(seconds) == 3
     assert min(seconds) > 0
 
 
-def test_the_loop_makes_every_step_of_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loop_takes_every_step_of_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = 0
 
     class Counting(torch.optim.SGD):
@@ -79,47 +79,47 @@ def test_the_loop_makes_every_step_of_its_share(monkeypatch: pytest.MonkeyPatch)
     model = network(MLP)
     before = [p.clone() for p in model.parameters()]
     x, y = torch.randn(MLP.samples, 64), torch.randint(10, (MLP.samples,))
-    loop.train(MLP, model, Counting(model.parameters(), lr=0.1), x, y, torch.Generator(), False)
+    torch_loop.train(MLP, model, Counting(model.parameters(), lr=0.1), x, y, torch.Generator(), False)
     assert steps == MLP.steps == 15
     assert all(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
 
 
-def test_a_run_of_fedfa_reports_rounds_without_the_first_and_the_evaluated_last(place: Path) -> None:
-    rounds.main(["--task", "mlp", "--rounds", "4", "--set", "engine.workers=1", "--set", "algorithm.recipe=fedfa"])
-    found = reported(place)
+def test_a_fedfa_run_reports_all_rounds_but_the_first_and_the_evaluated_last(directory: Path) -> None:
+    fedfa_rounds.main(["--task", "mlp", "--rounds", "4", "--set", "engine.workers=1", "--set", "algorithm.name=fedfa"])
+    found = reported(directory)
     assert isinstance(found["seconds"], list)
     assert isinstance(found["cpu_seconds"], list)
     assert len(found["seconds"]) == 3
     assert all(cpu > 0 for cpu in found["cpu_seconds"])
 
 
-def test_methods_in_turns_each_take_all_turns(place: Path) -> None:
-    turns.main(["--task", "mlp", "--methods", "fedavg", "moon", "--turns", "3", "--clients", "2"])
-    seconds = reported(place)["cpu_seconds"]
+def test_interleaved_methods_each_train_in_every_slot(directory: Path) -> None:
+    interleaved_methods.main(["--task", "mlp", "--methods", "fedavg", "moon", "--slots", "3", "--clients", "2"])
+    seconds = reported(directory)["cpu_seconds"]
     assert isinstance(seconds, dict)
     assert {name: len(times) for name, times in seconds.items()} == {"fedavg": 3, "moon": 3}
     assert all(time > 0 for times in seconds.values() for time in times)
 
 
-def test_a_client_that_trains_again_has_what_it_kept(place: Path) -> None:
-    lab = prepared(MLP, "scaffold", dataset(MLP))
+def test_a_client_that_trains_again_has_its_client_state(directory: Path) -> None:
+    experiment = prepared(MLP, "scaffold", dataset(MLP))
     given: list[bool] = []
-    (scaffold,) = (part for part in lab.recipe.parts if part.name == "scaffold")
-    lab.recipe.hooks("begin").append(lambda ctx: given.append(bool(ctx.kept.get(scaffold.name))))
-    train = client_round(lab)
+    (scaffold,) = (component for component in experiment.algorithm.components if component.name == "scaffold")
+    experiment.algorithm.hooks("begin").append(lambda ctx: given.append(bool(ctx.client_state.get(scaffold.name))))
+    train = client_round(experiment)
     for client in (3, 3, 4, 3):
         train(client)
     assert given == [False, True, False, True]
 
 
-def test_fewer_clients_can_be_had_with_as_many_samples_each(place: Path) -> None:
+def test_a_task_with_fewer_clients_has_as_many_samples_per_client(directory: Path) -> None:
     few = replace(MLP, clients=10)
-    assert prepare(settings(few), data=dataset(few)).federation.partition.sizes.tolist() == [17] * 10
+    assert Experiment.from_config(config(few), data=dataset(few)).federation.partition.sizes.tolist() == [17] * 10
 
 
-def test_growth_is_measured_on_as_many_clients_as_asked_for(place: Path) -> None:
-    scaling.main(["--clients", "2000", "--cohort", "5", "--rounds", "3"])
-    found = reported(place)
+def test_scaling_uses_the_requested_numbers_of_clients(directory: Path) -> None:
+    fedfa_rounds.main(["--task", "pictures", "--clients", "2000", "--cohort", "5", "--rounds", "3"])
+    found = reported(directory)
     assert (found["clients"], found["cohort"]) == (2000, 5)
     # 2000 clients with 10 pictures of 16 bytes and a label of 8, and 1000 test pictures.
     assert found["data_mb"] == (20_000 + 1000) * 24 / 2**20
@@ -127,5 +127,5 @@ def test_growth_is_measured_on_as_many_clients_as_asked_for(place: Path) -> None
     assert found["resident_mb"] > 50
 
 
-def test_the_peak_is_a_speed_that_a_product_really_reaches() -> None:
+def test_the_matmul_peak_is_a_plausible_speed() -> None:
     assert 1e8 < matmul_peak(sizes=(128,), seconds=0.05) < 1e13

@@ -12,7 +12,7 @@ import pytest
 
 from fedfa.algorithms.registry import methods
 from fedfa.cli import main
-from fedfa.studies.settings import presets
+from fedfa.experiment.config import presets
 
 CONFIG = """
 rounds = 2
@@ -68,7 +68,7 @@ def test_help_lists_the_commands(ask: Ask) -> None:
 
 def test_help_explains_arguments(ask: Ask) -> None:
     """Combinations of typer and click exist that leave these words out."""
-    assert "A TOML file with settings." in " ".join(ask("run", "--help")[1].split())
+    assert "A config file (TOML)." in " ".join(ask("run", "--help")[1].split())
 
 
 def test_help_of_run_lists_its_options(ask: Ask) -> None:
@@ -126,11 +126,10 @@ def test_one_algorithm_is_explained_with_its_options_and_variants(ask: Ask) -> N
 
 
 def test_an_algorithm_of_the_users_own_is_explained(ask: Ask, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        '"""My own idea."""\nfrom fedfa import Part\nclass Mine(Part):\n    name = "mine"\n'
-    )
-    code, out, _ = ask("algorithms", "mine.py")
-    assert code == 0
+    code = "class Mine(Component):\n    def begin(self, ctx):\n        pass\n"
+    (tmp_path / "mine.py").write_text(f'"""My own idea."""\nfrom fedfa import Component\n{code}')
+    exit_code, out, _ = ask("algorithms", "mine.py")
+    assert exit_code == 0
     assert "My own idea." in out
 
 
@@ -166,7 +165,7 @@ def test_a_folder_that_exists_is_refused_and_resume_reads_it(
     arguments = ["run", config, "--data-dir", data_dir, "--out", tmp_path / "r"]
     assert ask(*arguments)[0] == 0
     code, _, err = ask(*arguments)
-    assert_one_error(code, err, "holds a run already", "--resume", "--out")
+    assert_one_error(code, err, "holds a run already", "--resume", "overwrite=True")
     assert ask(*arguments, "--resume")[0] == 0
     assert ask("run", "--resume", "--out", tmp_path / "r")[0] == 0
     assert ask("run", "--resume", "--out", tmp_path / "r", "--rounds", "3")[0] == 0
@@ -193,10 +192,10 @@ def assert_one_error(code: int, err: str, *words: str) -> None:
         (["--algorithm", "fedfb"], ["unknown method 'fedfb'", "did you mean 'fedfa'?"]),
         (["--algorithm", "mine.py"], ["no file", "mine.py"]),
         (["--algorithm", "fedfa@papr"], ["'papr'", "did you mean 'paper'?"]),
-        (["--set", "algorithm=fedavg"], ["algorithm.recipe = 'fedavg'"]),
+        (["--set", "algorithm=3"], ["algorithm = 3", "algorithm.name = '3'"]),
         (["--set", "with.moon.muu=5"], ["unknown key with.moon.muu", "did you mean 'mu'?"]),
         (["--set", "device=mps"], ["mps"]),
-        (["--set", "cohort.clients=11"], ["cohort of 11 clients", "cohort.clients"]),
+        (["--set", "cohort.clients=11"], ["the cohort has 11 clients", "cohort.clients"]),
         (["--set", "model.name=cnn-fmnist"], ["8×8", "too small"]),
         (["--set", "model.options.hiden=[3]"], ["'mlp'", "options", "hiden"]),
         (["--set", "data.partition=[x]"], ["data.partition", "'[x]'", "shards"]),
@@ -216,7 +215,7 @@ def test_a_missing_config(ask: Ask) -> None:
 
 
 def test_a_folder_as_config(ask: Ask, tmp_path: Path) -> None:
-    assert_one_error(*ask("run", tmp_path)[::2], "is a folder", "config.toml")
+    assert_one_error(*ask("run", tmp_path)[::2], "is a directory", "config.toml")
 
 
 def test_nothing_to_resume(ask: Ask) -> None:
@@ -224,7 +223,7 @@ def test_nothing_to_resume(ask: Ask) -> None:
 
 
 def test_results_of_nothing(ask: Ask) -> None:
-    assert_one_error(*ask("results", "nowhere")[::2], "there is no folder nowhere")
+    assert_one_error(*ask("results", "nowhere")[::2], "there is no directory nowhere")
 
 
 def test_an_unknown_preset(ask: Ask) -> None:
@@ -234,7 +233,7 @@ def test_an_unknown_preset(ask: Ask) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run"], "say what to run"),
+        (["run"], "name what to run"),
         (["run", "--resume"], "name it with --out"),
         (["demo", "--rounds", "0"], "--rounds"),
         (["run", "x.toml", "--preset", "digits-c2"], "not both"),

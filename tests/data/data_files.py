@@ -1,4 +1,4 @@
-"""Small files in the official formats, and where the real ones are if somebody has them."""
+"""Small files in the official formats, and the folder of real ones, where there is one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def real_files() -> Path:
-    """The folder with the real files of the sets that nobody packs, or skip."""
+    """The folder with real files of the sets that have no package; skips the test without one."""
     folder = Path(os.environ.get("FEDFA_TEST_DATA", "does not exist"))
     if not (folder / "usps").is_dir():
         pytest.skip("no folder with real data files: set FEDFA_TEST_DATA to one that holds usps/, svhn/ and so on")

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from fedfa.data import cache, load
-from fedfa.data.decoded import Arrays, Decoded
-from fedfa.data.known import Parts
-from fedfa.data.sets import KNOWN
+from fedfa.data.file_finder import LoadOther
+from fedfa.data.raw import RawDataSet, RawSamples
+from fedfa.data.sets import DEFINITIONS
 from fedfa.errors import DataError
 
 
@@ -45,15 +45,15 @@ def test_stored_and_opened_again(tiny_fashion: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("array", ["train.inputs", "train.labels", "test.inputs", "test.labels"])
-@pytest.mark.parametrize("harm", ["truncate", "tamper", "remove"])
-def test_a_harmed_cache_is_refused_by_name(tiny_fashion: Path, tmp_path: Path, array: str, harm: str) -> None:
+@pytest.mark.parametrize("damage", ["truncate", "tamper", "remove"])
+def test_a_damaged_cache_is_refused_by_name(tiny_fashion: Path, tmp_path: Path, array: str, damage: str) -> None:
     directory = tmp_path / "cache"
     load("fashion-mnist", source=tiny_fashion, data_dir=directory)
     path = stored(directory, array)
     data = bytearray(path.read_bytes())
-    if harm == "truncate":
+    if damage == "truncate":
         path.write_bytes(data[:-5])
-    elif harm == "tamper":
+    elif damage == "tamper":
         data[-1] ^= 1
         path.write_bytes(data)
     else:
@@ -108,16 +108,16 @@ needs_fork = pytest.mark.skipif(forked is None, reason="this system cannot fork"
 
 
 def make_slowly(directory: Path, start: Any, results: Any) -> None:
-    known = KNOWN["digits"]
+    known = DEFINITIONS["digits"]
 
-    def make(parts: Parts) -> Decoded:
+    def make(load: LoadOther) -> RawDataSet:
         with (directory / "made").open("a") as file:
             file.write("x")
         time.sleep(1)
         assert known.make is not None
-        return known.make(parts)
+        return known.make(load)
 
-    KNOWN["digits"] = replace(known, make=make)  # type: ignore[index]  # a Mapping, but a dict
+    DEFINITIONS["digits"] = replace(known, make=make)  # type: ignore[index]  # a Mapping, but a dict
     start.wait()
     results.put(load("digits", data_dir=directory).fingerprint)
 
@@ -130,18 +130,18 @@ def test_two_processes_at_once_make_it_once(tmp_path: Path) -> None:
     for process in both:
         process.start()
     start.set()
-    said = [results.get(timeout=60) for _ in both]
+    fingerprints = [results.get(timeout=60) for _ in both]
     for process in both:
         process.join(timeout=60)
     assert [process.exitcode for process in both] == [0, 0]
-    assert said[0] == said[1] != ""
+    assert fingerprints[0] == fingerprints[1] != ""
     assert (tmp_path / "made").read_text() == "x"
 
 
 def fashion_sized(directory: Path) -> None:
     pixels = np.arange(60000 * 784, dtype=np.uint32).astype(np.uint8).reshape(60000, 28, 28)
-    decoded = Decoded(Arrays(pixels, np.arange(60000) % 10), Arrays(pixels[:10000], np.arange(10000) % 10))
-    cache.write(decoded, "big", directory, {"classes": [str(number) for number in range(10)]})
+    raw = RawDataSet(RawSamples(pixels, np.arange(60000) % 10), RawSamples(pixels[:10000], np.arange(10000) % 10))
+    cache.write(raw, "big", directory, {"classes": [str(number) for number in range(10)]})
 
 
 def report_sharing(directory: Path, both_ready: Any, results: Any) -> None:
@@ -152,7 +152,7 @@ def report_sharing(directory: Path, both_ready: Any, results: Any) -> None:
     block = text[text.index("train.inputs.npy") :]
     found = [re.search(rf"^{key}: +(\d+) kB", block, re.M) for key in ("Rss", "Pss", "Private_Dirty")]
     results.put([int(match[1]) for match in found if match])
-    both_ready.wait(60)  # nobody leaves before both have looked
+    both_ready.wait(60)  # both map the file until both have measured
 
 
 @needs_fork

@@ -1,4 +1,4 @@
-"""What docs/data.md says is true."""
+"""The statements and examples of docs/data.md."""
 
 from __future__ import annotations
 
@@ -18,11 +18,16 @@ from tests.data.data_files import ROOT
 TEXT = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
 
 
-def test_the_example_of_own_data_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", TEXT, re.S)
-    assert len([line for line in block.splitlines() if line.strip()]) <= 10
-    exec(compile(block, "docs/data.md", "exec"), {})
-    assert capsys.readouterr().out.startswith("20 ")
+def test_python_examples_run(
+    capsys: pytest.CaptureFixture[str], data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDFA_DATA", str(data_dir))
+    blocks = re.findall(r"```python\n(.*?)```", TEXT, re.S)
+    assert len(blocks) == 2
+    for block in blocks:
+        assert len([line for line in block.splitlines() if line.strip()]) <= 10
+        exec(compile(block, "docs/data.md", "exec"), {})
+        assert capsys.readouterr().out.startswith("20 ")
 
 
 def test_every_set_is_described() -> None:
@@ -31,7 +36,7 @@ def test_every_set_is_described() -> None:
 
 
 def test_every_split_that_is_named_exists() -> None:
-    table = TEXT.split("| text | what it does |")[1].split("\n\n")[0]
+    table = TEXT.split("| partition | what it does |")[1].split("\n\n")[0]
     texts = [text for row in table.splitlines()[2:] for text in re.findall(r"`([^`]+)`", row.split("|")[1])]
     assert len(texts) > 10
     for text in texts:

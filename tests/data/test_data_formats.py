@@ -22,7 +22,7 @@ from fedfa.data import load
 from fedfa.data.formats.cifar import parse_binary, parse_python
 from fedfa.data.formats.idx import parse_idx
 from fedfa.data.formats.pictures import read_mosaic
-from fedfa.data.sets import KNOWN
+from fedfa.data.sets import DEFINITIONS
 from fedfa.errors import DataError
 from tests.data.data_files import idx_bytes, write_idx, write_mnist
 
@@ -32,7 +32,7 @@ Array = np.ndarray[Any, Any]
 def open_small(name: str, folder: Path) -> Any:
     """Load small files of an official format: they are not the known content, which is noted."""
     dataset = load(name, source=folder, data_dir=folder / "cache", unverified=True)
-    assert dataset.manifest["edition"] == "unverified" or KNOWN[name].editions[-1].train == 0
+    assert dataset.manifest["edition"] == "unverified" or DEFINITIONS[name].editions[-1].train == 0
     return dataset
 
 
@@ -52,9 +52,9 @@ def test_idx_comes_back(dtype: str, shape: list[int]) -> None:
 
 
 @given(st.binary(max_size=40))
-def test_idx_of_rubbish_is_refused(data: bytes) -> None:
+def test_idx_of_garbage_is_refused(data: bytes) -> None:
     with suppress(DataError):  # or it is IDX by chance, but nothing else may happen
-        parse_idx(data, "rubbish.idx")
+        parse_idx(data, "garbage.idx")
 
 
 def test_idx_files_gzipped_or_not(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_pickle_that_wants_more_is_refused(capsys: pytest.CaptureFixture[str])
     for thing in (Harmful(), np.random.default_rng(1), Path("x")):
         with pytest.raises(DataError, match="bad_batch: refused"):
             parse_python(pickle.dumps({b"data": thing, b"labels": [1]}, protocol=2), "bad_batch", b"labels")
-    for data in (b"", b"rubbish", pickle.dumps([1, 2])):
+    for data in (b"", b"garbage", pickle.dumps([1, 2])):
         with pytest.raises(DataError, match="bad_batch"):
             parse_python(data, "bad_batch", b"labels")
     assert capsys.readouterr().out == ""
@@ -175,7 +175,7 @@ def test_published_md5_decides_where_nothing_else_is_known(tmp_path: Path, monke
     """A file of the right count is still refused when its published MD5 differs."""
     from dataclasses import replace
 
-    from fedfa.data.known import Edition
+    from fedfa.data.definition import Edition
 
     io_ = pytest.importorskip("scipy.io")
     for name in ("train", "test"):
@@ -183,7 +183,7 @@ def test_published_md5_decides_where_nothing_else_is_known(tmp_path: Path, monke
             tmp_path / f"{name}_32x32.mat",
             {"X": pictures(10, (32, 32, 3)).transpose(1, 2, 3, 0), "y": np.arange(1, 11)[:, None]},
         )
-    monkeypatch.setitem(KNOWN, "svhn", replace(KNOWN["svhn"], editions=(Edition("complete", 10, 10),)))
+    monkeypatch.setitem(DEFINITIONS, "svhn", replace(DEFINITIONS["svhn"], editions=(Edition("complete", 10, 10),)))
     with pytest.raises(DataError, match=r"train_32x32\.mat: its MD5 is"):
         load("svhn", source=tmp_path, data_dir=tmp_path / "cache")
 
@@ -208,7 +208,10 @@ def test_usps_as_text_as_libsvm_and_as_npz_are_the_same(tmp_path: Path) -> None:
         (tmp_path / "libsvm" / ("usps.bz2" if part == "train" else "usps.t.bz2")).write_bytes(
             bz2.compress(lines.encode())
         )
-        arrays |= {f"x_{part}": np.rint((values + 1) * 127.5).astype(np.uint8).reshape(-1, 16, 16), f"y_{part}": labels}
+        arrays |= {
+            f"x_{part}": np.rint((values + 1) * 127.5).astype(np.uint8).reshape(-1, 16, 16),
+            f"y_{part}": labels,
+        }
     np.savez(tmp_path / "npz" / "usps.npz", allow_pickle=False, **arrays)
     prints = {open_small("usps", tmp_path / place).fingerprint for place in ("text", "libsvm", "npz")}
     assert len(prints) == 1
@@ -346,14 +349,14 @@ def test_tff_hdf5(tmp_path: Path) -> None:
 
 
 def test_archives_cannot_write_elsewhere(tmp_path: Path) -> None:
-    from fedfa.data.formats.files import tar_members
+    from fedfa.data.formats.untrusted_files import tar_members
 
     with tarfile.open(tmp_path / "evil.tar", "w") as archive:
         for name in ("../../escaped", "/absolute", "inside"):
             member = tarfile.TarInfo(name)
             member.size = 3
             archive.addfile(member, io.BytesIO(b"abc"))
-    assert tar_members(tmp_path / "evil.tar", {"inside": "inside"}) == {"inside": b"abc"}
+    assert tar_members(tmp_path / "evil.tar", {"inside"}) == {"inside": b"abc"}
     assert sorted(path.name for path in tmp_path.parent.rglob("escaped")) == []
     with pytest.raises(DataError, match=r"evil\.tar: the archive lacks missing"):
-        tar_members(tmp_path / "evil.tar", {"missing": "missing"})
+        tar_members(tmp_path / "evil.tar", {"missing"})

@@ -1,4 +1,4 @@
-"""The search: order, refusals by name, advice, and no network when told so."""
+"""The search for a data set: order of sources, refusals by name, advice, and no network with ``offline``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import pytest
 
 from fedfa.data import cache, known_names, load, loading
-from fedfa.data.sets import KNOWN
+from fedfa.data.sets import DEFINITIONS
 from fedfa.errors import DataError
 from tests.data.data_files import write_mnist
 
@@ -38,21 +38,21 @@ def nothing_kept(directory: Path) -> bool:
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("harm", ["truncate", "truncate inside", "tamper", "not gzip", "empty"])
-def test_a_harmed_file_is_refused_by_name_and_nothing_is_kept(
-    tiny_fashion: Path, tmp_path: Path, name: str, harm: str
+@pytest.mark.parametrize("damage", ["truncate", "truncate inside", "tamper", "not gzip", "empty"])
+def test_a_damaged_file_is_refused_by_name_and_nothing_is_kept(
+    tiny_fashion: Path, tmp_path: Path, name: str, damage: str
 ) -> None:
     path = tiny_fashion / name
     data = path.read_bytes()
-    if harm == "truncate":
+    if damage == "truncate":
         path.write_bytes(data[:-20])
-    elif harm == "truncate inside":
+    elif damage == "truncate inside":
         path.write_bytes(gzip.compress(gzip.decompress(data)[:-3]))
-    elif harm == "tamper":
+    elif damage == "tamper":
         inside = bytearray(gzip.decompress(data))
         inside[-1] = (inside[-1] + 1) % 10
         path.write_bytes(gzip.compress(bytes(inside)))
-    elif harm == "not gzip":
+    elif damage == "not gzip":
         path.write_bytes(b"<html>404</html>")
     else:
         path.write_bytes(b"")
@@ -86,7 +86,7 @@ def test_a_system_copy_is_found(tiny_fashion: Path, tmp_path: Path, monkeypatch:
     assert load("fashion-mnist", data_dir=tmp_path / "cache", offline=True).manifest["source"] == "system copy"
 
 
-def test_a_harmed_local_copy_is_named_and_the_next_place_tried(
+def test_a_damaged_local_copy_is_named_and_the_next_place_tried(
     tiny_fashion: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(loading, "SYSTEM_COPIES", tmp_path / "system")
@@ -103,7 +103,7 @@ def test_a_harmed_local_copy_is_named_and_the_next_place_tried(
 def test_providers_are_tried_in_order_and_failures_reported(
     tiny_fashion: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedfa.data.known import Unavailable
+    from fedfa.data.definition import Unavailable
 
     class Provider:
         kind: ClassVar[str] = "fake"
@@ -115,17 +115,17 @@ def test_providers_are_tried_in_order_and_failures_reported(
         def label(self) -> str:
             return self._label
 
-        def obtain(self, known: Any, workspace: Path, parts: Any, progress: Any) -> Any:
+        def obtain(self, workspace: Path, read: Any, progress: Any) -> Any:
             if not self.works:
                 raise Unavailable("closed today")
-            return known.read(tiny_fashion, parts)
+            return read(tiny_fashion)
 
-    known = KNOWN["fashion-mnist"]
+    known = DEFINITIONS["fashion-mnist"]
     monkeypatch.setitem(
-        KNOWN, "fashion-mnist", replace(known, providers=(Provider("one", False), Provider("two", True)))
+        DEFINITIONS, "fashion-mnist", replace(known, providers=(Provider("one", False), Provider("two", True)))
     )
     assert load("fashion-mnist", data_dir=tmp_path / "a").manifest["source"] == "two"
-    monkeypatch.setitem(KNOWN, "fashion-mnist", replace(known, providers=(Provider("one", False),)))
+    monkeypatch.setitem(DEFINITIONS, "fashion-mnist", replace(known, providers=(Provider("one", False),)))
     with pytest.raises(DataError) as caught:
         load("fashion-mnist", data_dir=tmp_path / "b")
     message = str(caught.value)
@@ -145,7 +145,7 @@ def test_offline_makes_no_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "datasets", None)
     load("digits", data_dir=tmp_path, offline=True)
     for name in known_names():
-        if KNOWN[name].make is None:
+        if DEFINITIONS[name].make is None:
             with pytest.raises(DataError, match="offline is set"):
                 load(name, data_dir=tmp_path, offline=True)
     with pytest.raises(DataError, match="offline is set"):
@@ -157,7 +157,7 @@ def test_a_wrong_name_or_folder_is_explained(tmp_path: Path) -> None:
         load("fashion_mnist_typo", data_dir=tmp_path)
     with pytest.raises(DataError, match="no such folder"):
         load("usps", source=tmp_path / "nowhere", data_dir=tmp_path)
-    with pytest.raises(DataError, match=r"looked for zip\.train\.gz"):
+    with pytest.raises(DataError, match=r"not found: zip\.train\.gz"):
         load("usps", source=tmp_path, data_dir=tmp_path)
 
 

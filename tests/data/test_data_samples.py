@@ -1,4 +1,4 @@
-"""Containers, normalisation and what a client sees."""
+"""Samples, normalisation and the samples of a client."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedfa.data import NORMALISATIONS, DataSet, Federation, Iid, Normalisation, Samples, load, parse_partition
+from fedfa.data import NORMALISATIONS, DataSet, Federation, Iid, Normalisation, Samples, load
 from fedfa.data.resize import resize
-from fedfa.data.skew import summary
+from fedfa.data.split_summary import summary
 from fedfa.errors import DataError
 
 
@@ -45,7 +45,7 @@ def test_without_constants_images_are_scaled_and_floats_untouched() -> None:
     assert torch.allclose(normalised, (floats - torch.tensor([1.0, 2, 3])) / torch.tensor([1.0, 2, 4]))
 
 
-def test_normalisation_refuses_nonsense() -> None:
+def test_normalisation_refuses_wrong_constants() -> None:
     with pytest.raises(DataError, match="positive"):
         Normalisation((0.0,), (0.0,))
     with pytest.raises(DataError, match="1 means but 2"):
@@ -72,7 +72,7 @@ def test_own_statistics_make_zero_mean_and_unit_deviation(digits: DataSet) -> No
 
 
 def test_a_client_sees_its_own_samples(digits: DataSet) -> None:
-    federation = Federation.split(digits, parse_partition("shards:2"), clients=10, seed=1)
+    federation = digits.split("shards:2", clients=10, seed=1)
     assert len(federation) == 10
     seen = []
     for number in range(10):
@@ -91,7 +91,7 @@ def test_a_client_sees_its_own_samples(digits: DataSet) -> None:
 
 
 def test_an_empty_client_is_harmless(digits: DataSet) -> None:
-    federation = Federation.split(digits, parse_partition("dirichlet:0.001:0"), clients=500, seed=1)
+    federation = digits.split("dirichlet:0.001:0", clients=500, seed=1)
     empty = int(np.flatnonzero(federation.partition.sizes == 0)[0])
     client = federation.client(empty)
     inputs, labels = client.batch(torch.arange(0))
@@ -103,10 +103,10 @@ def test_an_empty_client_is_harmless(digits: DataSet) -> None:
 
 
 def test_summary_of_extremes(digits: DataSet) -> None:
-    even = summary(Federation(digits, Federation.split(digits, Iid(), 2, 1).partition))
+    even = summary(Federation(digits, digits.split(Iid(), 2, 1).partition))
     assert even.label_skew < 0.1
     assert even.assigned == even.samples == len(digits.train)
-    skewed = summary(Federation.split(digits, parse_partition("classes:1"), 10, 1))
+    skewed = summary(digits.split("classes:1", 10, 1))
     assert skewed.classes_held == 1
     assert skewed.label_skew == pytest.approx(0.9, abs=0.01)
 

@@ -1,4 +1,4 @@
-"""Engines on the blobs, and what makes two results the same."""
+"""Engines on the blobs, and the comparison of two results."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from torch import nn
 from fedfa.data import DataSet, Federation
 from fedfa.data.partitions import Partition
 from fedfa.engines.local import LocalEngine
-from fedfa.engines.workers import WorkersEngine
+from fedfa.engines.process_engine import ProcessEngine
+from fedfa.experiment.build import ModelSource
+from fedfa.experiment.experiment import Experiment
 from fedfa.learning.client import ClientResult, RoundPlan
-from fedfa.learning.tensors import PartTensors
-from fedfa.studies.setup import Laboratory, ModelMaker, prepare
-from tests.studies.study_toys import equal_tensors, small
+from fedfa.learning.tensors import ComponentTensors
+from tests.experiment.run_toys import equal_tensors, small
 
+UNWELL = "ValueError: client 3 does not feel well (troubled_method.py, line 31, in after_step)"
 TROUBLED = str(Path(__file__).with_name("troubled_method.py"))
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="workers are forked")
@@ -31,61 +33,60 @@ def batch_norm_network() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 4))
 
 
-def laboratory(
-    recipe: str, data: DataSet, model: ModelMaker | None = None, split: Partition | None = None, **more: Any
-) -> Laboratory:
-    lab = prepare(small(recipe, engine={"workers": 1}, **more), data=data, model=model)
-    return lab if split is None else replace(lab, federation=Federation(data, split))
+def make_experiment(
+    algorithm: str, data: DataSet, model: ModelSource | None = None, split: Partition | None = None, **more: Any
+) -> Experiment:
+    config = small(algorithm, engine={"workers": 1}, **more)
+    return Experiment.from_config(config, data=data if split is None else Federation(data, split), model=model)
 
 
-def local_engine(lab: Laboratory) -> LocalEngine:
-    engine = lab.engine()
+def local_engine(experiment: Experiment) -> LocalEngine:
+    engine = experiment.engine()
     assert isinstance(engine, LocalEngine)
     return engine
 
 
 @contextmanager
-def workers_engine(lab: Laboratory, workers: int, **more: Any) -> Iterator[WorkersEngine]:
-    engine = WorkersEngine(local_engine(lab), workers, **more)
+def process_engine(experiment: Experiment, workers: int, **more: Any) -> Iterator[ProcessEngine]:
+    engine = ProcessEngine(local_engine(experiment), workers, **more)
     try:
         yield engine
     finally:
         engine.close()
 
 
-def plan_of(lab: Laboratory, round: int = 0) -> RoundPlan:
-    """A round's plan, with the weights that the network has just now."""
-    state = lab.initial_state()
-    return RoundPlan(
-        round=round,
-        model=state.model,
-        received=lab.recipe.broadcast(state.parts, round),
-        local=lab.settings.local.in_round(round),
-        seed=1,
-        rounds=4,
-    )
+def plan_of(experiment: Experiment, round: int = 0) -> RoundPlan:
+    """The plan of a round, with the weights that the network has now."""
+    state = replace(experiment.training.init(), round=round)
+    return experiment.plan(state, experiment.local.in_round(round))
 
 
-def nothing(_client: int) -> PartTensors:
+def nothing(_client: int) -> ComponentTensors:
     return {}
 
 
-def trouble(folder: Path, monkeypatch: pytest.MonkeyPatch, *notes: str) -> None:
+def trouble(directory: Path, monkeypatch: pytest.MonkeyPatch, *notes: str) -> None:
     """Put notes for the troubled method; see there."""
-    monkeypatch.setenv("FEDFA_TROUBLE", str(folder))
-    folder.mkdir(exist_ok=True)
+    monkeypatch.setenv("FEDFA_TROUBLE", str(directory))
+    directory.mkdir(exist_ok=True)
     for number, note in enumerate(notes):
-        (folder / f"{note}-{number}").touch()
+        (directory / f"{note}-{number}").touch()
 
 
 def equal_results(a: ClientResult, b: ClientResult) -> bool:
     """Bit for bit, strides and empty dictionaries included; times apart."""
-    same_values = replace(a, sums={}, kept={}, cpu_seconds=0.0) == replace(b, sums={}, kept={}, cpu_seconds=0.0)
-    same_kept = a.kept.keys() == b.kept.keys() and all(equal_tensors(a.kept[part], b.kept[part]) for part in a.kept)
-    same_sums = list(a.sums) == list(b.sums) and all(
-        equal_tensors(a.sums[group].tensors, b.sums[group].tensors)
-        and torch.equal(a.sums[group].weight, b.sums[group].weight)
-        and all(t.stride() == b.sums[group].tensors[n].stride() for n, t in a.sums[group].tensors.items())
-        for group in a.sums
+    same_values = replace(a, contribution={}, client_state={}, cpu_seconds=0.0) == replace(
+        b, contribution={}, client_state={}, cpu_seconds=0.0
     )
-    return same_values and same_kept and same_sums
+    same_state = a.client_state.keys() == b.client_state.keys() and all(
+        equal_tensors(a.client_state[component], b.client_state[component]) for component in a.client_state
+    )
+    same_contribution = list(a.contribution) == list(b.contribution) and all(
+        equal_tensors(a.contribution[group].tensors, b.contribution[group].tensors)
+        and torch.equal(a.contribution[group].weight, b.contribution[group].weight)
+        and all(
+            t.stride() == b.contribution[group].tensors[n].stride() for n, t in a.contribution[group].tensors.items()
+        )
+        for group in a.contribution
+    )
+    return same_values and same_state and same_contribution

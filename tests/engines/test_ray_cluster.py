@@ -1,4 +1,4 @@
-"""What can be said of a Ray cluster without one: how it is reached, and which nodes are refused."""
+"""Addresses and version checks of Ray clusters, without a cluster."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from fedfa.data import DataSet
 from fedfa.engines import ray_cluster
 from fedfa.engines.ray_cluster import ClusterError, Connection, differences, versions
 from fedfa.engines.ray_engine import RayEngine
-from fedfa.errors import SettingsError
-from fedfa.studies.run import FREE_ON_RESUME
-from fedfa.studies.settings import Settings
-from tests.engines.engine_toys import laboratory, local_engine
+from fedfa.errors import ConfigError
+from fedfa.experiment.config import Config, affects_result
+from tests.engines.engine_toys import local_engine, make_experiment
 
 
 def test_without_ray_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,24 +39,24 @@ def test_the_statistics_of_ray_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """A port where somebody listens who never says a word."""
+    """A port that accepts connections and never answers."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         yield listener.getsockname()[1]
 
 
-def test_an_address_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+def test_an_address_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     """Ray itself would try for minutes."""
     pytest.importorskip("ray", reason="Ray is not installed")
     monkeypatch.setattr(ray_cluster, "ANSWER_SECONDS", 1)
     before = time.monotonic()
-    with pytest.raises(ClusterError, match=f"no Ray cluster answers at 127.0.0.1:{port} within 1 seconds; see that"):
+    with pytest.raises(ClusterError, match=f"no Ray cluster answers at 127.0.0.1:{port} within 1 seconds; check that"):
         Connection(f"127.0.0.1:{port}")
     assert time.monotonic() - before < 10
 
 
-def test_an_address_where_nobody_listens(port: int) -> None:
+def test_a_closed_port_is_an_error(port: int) -> None:
     pytest.importorskip("ray", reason="Ray is not installed")
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -67,27 +66,27 @@ def test_an_address_where_nobody_listens(port: int) -> None:
 
 
 @pytest.mark.parametrize("address", ["somewhere", "here:", "here:there", "here:99999", ":6379x"])
-def test_what_is_not_an_address(address: str) -> None:
+def test_an_invalid_address_is_an_error(address: str) -> None:
     pytest.importorskip("ray", reason="Ray is not installed")
     with pytest.raises(ClusterError, match="write HOST:PORT, auto or local"):
         Connection(address)
 
 
-def test_ray_clients_are_told_where_to_run() -> None:
+def test_an_address_of_rays_client_server_is_an_error() -> None:
     pytest.importorskip("ray", reason="Ray is not installed")
     with pytest.raises(ClusterError, match="start the run on a node of the cluster"):
         Connection("ray://head:10001")
 
 
-def test_graphics_cards_are_refused(blobs: DataSet) -> None:
-    local = local_engine(laboratory("fedavg", blobs))
+def test_a_gpu_is_an_error(blobs: DataSet) -> None:
+    local = local_engine(make_experiment("fedavg", blobs))
     local.device = torch.device("cuda")
     with pytest.raises(ClusterError, match='not on cuda: set device = "cpu"'):
         RayEngine(local, None, 2)
 
 
 # -- versions ---------------------------------------------------------------------------------------------------------
-def test_a_node_like_this_machine_is_welcome() -> None:
+def test_a_node_with_the_same_versions_has_no_differences() -> None:
     here = versions()
     assert {"python", "torch", "numpy", "fedfa", "fedfa's source"} <= set(here)
     assert differences("n", versions(), here) is None
@@ -111,12 +110,12 @@ def test_a_node_with_other_versions_is_named(change: dict[str, str | None], word
 
 # -- settings ---------------------------------------------------------------------------------------------------------
 def test_the_engine_does_not_count_when_a_run_goes_on() -> None:
-    assert {"engine.kind", "engine.address", "engine.workers"} <= FREE_ON_RESUME
+    assert not any(map(affects_result, ("engine.kind", "engine.address", "engine.workers")))
 
 
 def test_an_unknown_engine_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"engine\.kind"):
-        Settings.resolve({"engine": {"kind": "spark"}})
+    with pytest.raises(ConfigError, match=r"engine\.kind"):
+        Config.resolve({"engine": {"kind": "spark"}})
 
 
 def test_an_address_without_ray_is_refused(tmp_path: Path) -> None:
@@ -128,9 +127,9 @@ def test_an_address_without_ray_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-# -- what all actors of a node read -----------------------------------------------------------------------------------
+# -- data shared by all actors of a node ------------------------------------------------------------------------------
 class Careless(torch.nn.Module):
-    """Writes to what it is given."""
+    """A network that writes to its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +143,7 @@ class Careless(torch.nn.Module):
 def test_no_network_writes_to_the_test_set(blobs: DataSet) -> None:
     """These data are not normalised, so nothing makes a copy of them on the way."""
     before = blobs.test.inputs.clone()
-    lab = laboratory("fedavg", blobs, model=Careless)
-    engine, model = local_engine(lab), lab.initial_state().model
+    experiment = make_experiment("fedavg", blobs, model=Careless)
+    engine, model = local_engine(experiment), experiment.state.model
     assert engine.evaluate(model, {}) == engine.evaluate(model, {})
     assert torch.equal(blobs.test.inputs, before)

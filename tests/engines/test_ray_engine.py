@@ -1,4 +1,4 @@
-"""The Ray engine on a real cluster: a head that only leads, and two nodes of one core each, on this machine."""
+"""The Ray engine on a real cluster on this machine: a head without cores, and two nodes of one core each."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from fedfa.engines import ray_pool
 from fedfa.engines.ray_cluster import ClusterError, Connection, versions
 from fedfa.engines.ray_engine import RayEngine
 from fedfa.errors import ClientError, DataError
-from fedfa.learning.tensors import PartTensors
-from fedfa.studies.run import run
-from fedfa.studies.settings import Settings
-from fedfa.studies.setup import ModelMaker
+from fedfa.experiment.build import ModelSource
+from fedfa.experiment.config import Config
+from fedfa.experiment.run import run
+from fedfa.learning.tensors import ComponentTensors
 from tests.engines.engine_toys import (
     TROUBLED,
+    UNWELL,
     batch_norm_network,
     equal_results,
-    laboratory,
     local_engine,
+    make_experiment,
     nothing,
     plan_of,
 )
+from tests.experiment.run_toys import STATEFUL, assert_same_run, small
 from tests.processes import is_running
-from tests.studies.study_toys import STATEFUL, assert_same_run, small
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedfa[ray]'")
 
@@ -59,7 +60,7 @@ class TestCluster:
         self.nodes.append(self.ray.add_node(num_cpus=1, object_store_memory=STORE, wait=True))
 
     def kill_node_of(self, pid: int) -> None:
-        """Kill the node that runs a process, and all that belongs to it, without a word."""
+        """Kill the node that runs a process, with all its processes."""
         parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         node = next(node for node in self.nodes if parent in raylets(node))
         self.nodes.remove(node)
@@ -73,7 +74,7 @@ def raylets(node: Any) -> list[int]:
 
 @pytest.fixture(scope="module")
 def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the troubled method looks for notes; see there."""
+    """Directory of the failure requests; see troubled_method."""
     return tmp_path_factory.mktemp("notes")
 
 
@@ -107,10 +108,10 @@ def connected(cluster: TestCluster) -> Iterator[TestCluster]:
 @pytest.fixture(scope="module")
 def long_lived(connected: TestCluster, blobs: DataSet) -> Iterator[tuple[RayEngine, Any]]:
     """Actors take seconds to start: one engine serves the tests at the end of this file. It has all cores till then."""
-    lab = laboratory(TROUBLED, blobs, evaluation={"batch_size": 7})
-    engine = RayEngine(local_engine(lab), connected.address, 4)
+    experiment = make_experiment(TROUBLED, blobs, evaluation={"batch_size": 7})
+    engine = RayEngine(local_engine(experiment), connected.address, 4)
     try:
-        yield engine, lab
+        yield engine, experiment
     finally:
         engine.close()
 
@@ -123,9 +124,9 @@ def troubled(long_lived: tuple[RayEngine, Any], notes: Path) -> Iterator[tuple[R
 
 
 def two_nodes(engine: RayEngine) -> bool:
-    """Whether both nodes have an actor that can work; looks after them, as a round does."""
-    engine._actors._look()
-    for worker in engine._actors._reported(0.2):
+    """Whether both nodes have an actor that is ready; refreshes them as a round does."""
+    engine._actors._refresh()
+    for worker in engine._actors._with_results(0.2):
         engine._actors._advance(worker)
     return len(set(engine.nodes)) == 2
 
@@ -142,30 +143,30 @@ def put(notes: Path, *what: str) -> None:
         (notes / f"{note}-{number}").touch()
 
 
-def asked(recipe: str, cluster: TestCluster | None, **more: Any) -> Settings:
+def asked(algorithm: str, cluster: TestCluster | None, **more: Any) -> Config:
     """Three rounds; the 60 test samples in nine batches, the last one short."""
     engine = {"workers": 1} if cluster is None else {"kind": "ray", "address": cluster.address}
-    return small(recipe, rounds=3, evaluation={"batch_size": 7}, engine=engine, **more)
+    return small(algorithm, rounds=3, evaluation={"batch_size": 7}, engine=engine, **more)
 
 
 def same_on_the_cluster(
-    recipe: str, folder: Path, cluster: TestCluster, data: DataSet, model: ModelMaker | None = None
+    algorithm: str, folder: Path, cluster: TestCluster, data: DataSet, model: ModelSource | None = None
 ) -> None:
     for name, where in (("here", None), ("there", cluster)):
-        run(asked(recipe, where), folder / name, data=data, model=model)
+        run(asked(algorithm, where), folder / name, data=data, model=model)
     assert_same_run(folder / "here", folder / "there")
 
 
 # -- the same bits ----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("recipe", ["fedavg", "fedfa", "scaffold", "moon"])
-def test_a_cluster_gives_the_same_run(tmp_path: Path, blobs: DataSet, connected: TestCluster, recipe: str) -> None:
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedfa", "scaffold", "moon"])
+def test_a_cluster_gives_the_same_run(tmp_path: Path, blobs: DataSet, connected: TestCluster, algorithm: str) -> None:
     """Weights, server's state, clients' files and metrics after three rounds."""
-    same_on_the_cluster(recipe, tmp_path, connected, blobs)
+    same_on_the_cluster(algorithm, tmp_path, connected, blobs)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("recipe", "model"),
+    ("algorithm", "model"),
     [
         pytest.param("fedbn", batch_norm_network, id="fedbn"),
         pytest.param("fedproto", None, id="fedproto"),
@@ -174,24 +175,26 @@ def test_a_cluster_gives_the_same_run(tmp_path: Path, blobs: DataSet, connected:
         pytest.param(STATEFUL, batch_norm_network, id="stateful"),
     ],
 )
-def test_other_methods_too(
-    tmp_path: Path, blobs: DataSet, connected: TestCluster, recipe: str, model: ModelMaker | None
+def test_a_cluster_gives_the_same_run_for_other_methods(
+    tmp_path: Path, blobs: DataSet, connected: TestCluster, algorithm: str, model: ModelSource | None
 ) -> None:
-    same_on_the_cluster(recipe, tmp_path, connected, blobs, model)
+    same_on_the_cluster(algorithm, tmp_path, connected, blobs, model)
 
 
 @pytest.mark.slow
-def test_the_papers_network_gives_the_same_run(tmp_path: Path, connected: TestCluster, data_dir: Path) -> None:
+def test_a_cluster_gives_the_same_run_for_the_papers_network(
+    tmp_path: Path, connected: TestCluster, data_dir: Path
+) -> None:
     """Images, convolutions in channels-last memory, several actors reading one copy of the data."""
     layer = {"rounds": 2, "cohort": {"clients": 4}, "device": "cpu", "data": {"dir": str(data_dir), "offline": True}}
     for name, engine in (("here", {"workers": 1}), ("there", {"kind": "ray", "address": connected.address})):
-        settings = Settings.preset("digits-c2", layer, {"algorithm": {"recipe": "fedfa"}, "engine": engine})
-        run(settings, tmp_path / name)
+        config = Config.preset("digits-c2", layer, {"algorithm": {"name": "fedfa"}, "engine": engine})
+        run(config, tmp_path / name)
     assert_same_run(tmp_path / "here", tmp_path / "there")
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_from_one_engine_to_the_other(tmp_path: Path, blobs: DataSet, connected: TestCluster) -> None:
+def test_a_run_is_resumed_with_another_engine(tmp_path: Path, blobs: DataSet, connected: TestCluster) -> None:
     run(asked("scaffold", None), tmp_path / "whole", data=blobs)
 
     class StoppedError(Exception):
@@ -208,17 +211,16 @@ def test_a_run_goes_on_from_one_engine_to_the_other(tmp_path: Path, blobs: DataS
 
 
 @pytest.mark.slow
-def test_code_of_ones_own_travels(tmp_path: Path, blobs: DataSet, connected: TestCluster) -> None:
-    """A network made on the spot and a method in a file, with options of its own: nothing the nodes could import."""
+def test_custom_code_is_sent_to_the_nodes(tmp_path: Path, blobs: DataSet, connected: TestCluster) -> None:
+    """A network defined in a function and a method in a file, with options: the nodes cannot import them."""
     method = tmp_path / "pull.py"
     method.write_text(
-        "from pydantic import Field\nfrom fedfa import Options, Part\n\n\n"
-        "class PullOptions(Options):\n    strength: float = Field(0.3, ge=0)\n\n\n"
+        "from pydantic import Field\nfrom fedfa import Component\n\n\n"
         "def squared(x):\n    return x.square().sum()\n\n\n"
-        "class Pull(Part[PullOptions]):\n    name = 'pull'\n    options_type = PullOptions\n\n"
+        "class Pull(Component):\n    strength: float = Field(0.3, ge=0)\n\n"
         "    def loss(self, ctx, batch, loss):\n"
         "        pairs = ctx.model.module.named_parameters()\n"
-        "        return loss + self.options.strength * sum(squared(w - ctx.start[n]) for n, w in pairs)\n"
+        "        return loss + self.strength * sum(squared(w - ctx.start[n]) for n, w in pairs)\n"
     )
     width = 7
 
@@ -242,47 +244,47 @@ def test_a_node_with_other_versions_is_refused(
     monkeypatch.setattr(ray_pool, "versions", lambda: {**versions(), "torch": "1.0"})
     words = rf"node \S+ has torch {re.escape(str(versions()['torch']))} \(here: 1.0\).*same versions on all nodes"
     with pytest.raises(ClusterError, match=words):
-        RayEngine(local_engine(laboratory("fedavg", blobs)), connected.address, 2)
+        RayEngine(local_engine(make_experiment("fedavg", blobs)), connected.address, 2)
 
 
-def test_what_cannot_be_sent(connected: TestCluster, blobs: DataSet) -> None:
-    lab = laboratory("fedavg", blobs)
-    local = local_engine(lab)
-    local._made_of[1].module.lock = threading.Lock()  # type: ignore[assignment]  # what cannot travel
+def test_a_network_that_cannot_be_sent_is_an_error(connected: TestCluster, blobs: DataSet) -> None:
+    experiment = make_experiment("fedavg", blobs)
+    local = local_engine(experiment)
+    local._arguments[1].module.lock = threading.Lock()  # type: ignore[assignment]  # what cannot travel
     with pytest.raises(ClusterError, match="cannot be sent to a cluster: TypeError"):
         RayEngine(local, connected.address, 2)
 
 
-def test_another_address_than_the_one_in_use(connected: TestCluster) -> None:
+def test_another_address_than_the_current_one_is_an_error(connected: TestCluster) -> None:
     with pytest.raises(ClusterError, match="is connected to the Ray cluster"):
         Connection("192.0.2.1:6379")
 
 
 # -- one engine, many questions ---------------------------------------------------------------------------------------
-def test_rounds_evaluations_and_accidents_of_one_engine(
+def test_rounds_evaluations_and_failures_of_one_engine(
     troubled: tuple[RayEngine, Any], notes: Path, blobs: DataSet
 ) -> None:
-    """One thing after the other: what went wrong before must not be felt after."""
-    engine, lab = troubled
-    plan, local = plan_of(lab), local_engine(lab)
+    """In sequence: a failure must not affect what follows."""
+    engine, experiment = troubled
+    plan, local = plan_of(experiment), local_engine(experiment)
     expected = list(local.train(plan, EVERYBODY, nothing))
 
     # Results in the order of the cohort, evaluations split over both nodes.
     assert_equal(engine.train(plan, EVERYBODY, nothing), expected)
     assert engine.evaluate(plan.model, {}) == local.evaluate(plan.model, {})
 
-    # What a client kept goes with it; a second broadcast replaces the first.
+    # Client state is sent with the job; a second broadcast replaces the first.
     other = replace(plan, model={name: 2 * value for name, value in plan.model.items()})
-    assert_equal(engine.train(other, EVERYBODY, kept), list(local.train(other, EVERYBODY, kept)))
+    assert_equal(engine.train(other, EVERYBODY, client_state), list(local.train(other, EVERYBODY, client_state)))
 
-    # An error comes as itself and in its turn, with the place where it happened.
+    # An error keeps its type and place in the order, with its traceback.
     put(notes, "0-3-raise", "0-5-raise")
     before: list[int] = []
     with pytest.raises(ClientError) as caught:
         before.extend(result.client for result in engine.train(plan, EVERYBODY, nothing))
     error = caught.value
     assert before == [0, 1, 2]
-    assert (error.client, error.round, error.problem) == (3, 1, "ValueError: client 3 does not feel well")
+    assert (error.client, error.round, error.problem) == (3, 1, UNWELL)
     assert error.stage == "local training (epoch 1, batch 2)"
     assert 'raise ValueError(f"client' in error.__notes__[0], "where it happened is lost"
     with pytest.raises(DataError, match="there is no client 99"):
@@ -294,7 +296,7 @@ def test_rounds_evaluations_and_accidents_of_one_engine(
     assert_equal(engine.train(plan, EVERYBODY, nothing), expected)
     assert list(notes.iterdir()) == [], "nobody died"
 
-    # The second death of the same client is its error; the engine is not the worse for it.
+    # The second death of the same client is its error; the engine stays usable.
     put(notes, "0-2-SIGKILL", "0-2-SIGKILL")
     with pytest.raises(
         ClientError, match=r"client 2, round 1, on the Ray cluster: ended two processes.*died: its memory"
@@ -303,7 +305,7 @@ def test_rounds_evaluations_and_accidents_of_one_engine(
     assert_equal(engine.train(plan, EVERYBODY, nothing), expected)
 
 
-def kept(client: int) -> PartTensors:
+def client_state(client: int) -> ComponentTensors:
     return {"some": {"x": torch.full((3,), float(client))}} if client % 2 else {}
 
 
@@ -317,13 +319,13 @@ def remove(notes: Path) -> None:
 
 
 # -- nodes ------------------------------------------------------------------------------------------------------------
-def test_a_node_is_killed_in_mid_round_and_another_joins(
+def test_a_round_survives_the_loss_of_a_node_and_uses_a_new_one(
     troubled: tuple[RayEngine, Any], connected: TestCluster, notes: Path
 ) -> None:
     """The node that goes is the one that is in the middle of client 3, which would take two minutes there."""
-    engine, lab = troubled
-    plan = plan_of(lab)
-    expected = list(local_engine(lab).train(plan, EVERYBODY, nothing))
+    engine, experiment = troubled
+    plan = plan_of(experiment)
+    expected = list(local_engine(experiment).train(plan, EVERYBODY, nothing))
     put(notes, "0-3-sleep")
     killed: list[int] = []
 
@@ -348,15 +350,15 @@ def test_a_node_is_killed_in_mid_round_and_another_joins(
     assert_equal(engine.train(plan, EVERYBODY, nothing), expected)
 
 
-def test_data_are_in_a_nodes_memory_once(troubled: tuple[RayEngine, Any]) -> None:
+def test_data_are_stored_once_per_node(troubled: tuple[RayEngine, Any]) -> None:
     """The actor's samples lie in the object store's memory, which all processes of the node map."""
     engine, _ = troubled
 
-    def where(outpost: Any) -> dict[str, str]:
-        federation = outpost.actor._local.federation
+    def where(node_actor: Any) -> dict[str, str]:
+        federation = node_actor.actor._local.federation
         tensors = {"train": federation.dataset.train.inputs, "test": federation.dataset.test.inputs}
         tensors |= {"labels": federation.dataset.train.labels, "split": federation._order}
-        weight = next(outpost.actor._local.model.module.parameters())
+        weight = next(node_actor.actor._local.model.module.parameters())
         files = {}
         for name, tensor in {**tensors, "weight": weight}.items():
             for line in open("/proc/self/maps"):  # noqa: SIM115  # ends with its process

@@ -68,7 +68,7 @@ TREES: st.SearchStrategy[dict[str, Any]] = st.recursive(
 
 
 @given(st.lists(TREES, max_size=4))
-def test_whatever_is_written_is_read_on_the_other_side(trees: list[dict[str, Any]]) -> None:
+def test_written_trees_are_read_unchanged(trees: list[dict[str, Any]]) -> None:
     """One block for all, as a worker's is: it grows, and what lay there before does not show."""
     mine = Block()
     other = Block(os.dup(mine._descriptor))
@@ -98,7 +98,7 @@ def test_changes_in_a_private_view_stay_there() -> None:
     assert private["y"].tolist() == [1, 1, 1]
 
 
-def test_tensors_lie_as_torch_would_lay_them() -> None:
+def test_tensors_are_aligned_like_torchs() -> None:
     layout = Block().write({"a": torch.zeros(3, dtype=torch.bool), "b": torch.zeros(5), "c": torch.zeros(17)})
     assert [entry[-1] % 64 for entry in layout.values()] == [0, 0, 0]
 
@@ -111,7 +111,7 @@ def test_memory_is_freed_by_closing_but_not_under_a_view() -> None:
     assert view.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_it_needs_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_works_without_memfd(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the system has no memory files, a file that is unlinked at once does."""
     monkeypatch.delattr(os, "memfd_create", raising=False)
     block = Block()
@@ -124,11 +124,11 @@ def test_it_needs_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
     [torch.zeros(2, 3), torch.zeros(2, 3).T, torch.zeros(2, 4, 5, 5).to(memory_format=torch.channels_last)],
     ids=["standard", "transposed", "channels last"],
 )
-def test_what_fills_its_memory_is_not_copied(value: Tensor) -> None:
+def test_a_dense_tensor_is_not_copied(value: Tensor) -> None:
     assert dense(value).data_ptr() == value.data_ptr()
 
 
-def test_gradients_and_graphs_stay_behind() -> None:
+def test_gradients_and_graphs_are_not_shared() -> None:
     value = torch.ones(2, requires_grad=True) * 2
     block = Block()
     assert not block.read(block.write({"x": value}))["x"].requires_grad

@@ -1,4 +1,4 @@
-"""Processes that end when nobody expects it, by real signals at fixed moments."""
+"""Deaths of processes by real signals at fixed moments."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ import pytest
 from fedfa.cli import main
 from fedfa.data import DataSet
 from fedfa.errors import ClientError
-from fedfa.studies.run import run
-from fedfa.studies.settings import Settings
+from fedfa.experiment.config import Config
+from fedfa.experiment.run import run
 from tests.engines.engine_toys import (
     TROUBLED,
     equal_results,
-    laboratory,
     local_engine,
+    make_experiment,
     needs_fork,
     nothing,
     plan_of,
+    process_engine,
     trouble,
-    workers_engine,
 )
+from tests.experiment.run_toys import STATEFUL, assert_same_run, small
 from tests.processes import is_running
-from tests.studies.study_toys import STATEFUL, assert_same_run, small
 
 pytestmark = needs_fork
 
 
-def asked(workers: int) -> Settings:
+def asked(workers: int) -> Config:
     """Three rounds with every client."""
     return small(f"{TROUBLED}+{STATEFUL}", rounds=3, cohort={"clients": 6}, engine={"workers": workers})
 
@@ -49,7 +49,8 @@ def wait_for(happened: Callable[[], bool], what: str) -> None:
 
 
 def in_shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    found = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
+    return {name for name in found if not name.startswith("sem.loky")}  # of scikit-learn, in tests beside this one
 
 
 # -- workers ----------------------------------------------------------------------------------------------------------
@@ -77,14 +78,14 @@ def test_the_second_death_of_a_client_is_its_error(
     tmp_path: Path, blobs: DataSet, monkeypatch: pytest.MonkeyPatch, what: str, words: str
 ) -> None:
     trouble(tmp_path, monkeypatch, f"1-4-{what}", f"1-4-{what}")
-    lab = laboratory(TROUBLED, blobs)
-    plan, clients = plan_of(lab, 1), [0, 1, 4, 2]
-    with workers_engine(lab, 2) as engine:
+    experiment = make_experiment(TROUBLED, blobs)
+    plan, clients = plan_of(experiment, 1), [0, 1, 4, 2]
+    with process_engine(experiment, 2) as engine:
         done: list[int] = []
         with pytest.raises(ClientError, match=f"client 4, round 2, in a worker process: ended two processes.*{words}"):
             done.extend(result.client for result in engine.train(plan, clients, nothing))
         assert done == [0, 1]
-        expected = list(local_engine(lab).train(plan, clients, nothing))
+        expected = list(local_engine(experiment).train(plan, clients, nothing))
         found = list(engine.train(plan, clients, nothing))
         assert all(equal_results(a, b) for a, b in zip(expected, found, strict=True))
 
@@ -92,12 +93,12 @@ def test_the_second_death_of_a_client_is_its_error(
 def test_a_worker_that_is_killed_between_rounds_is_replaced(
     tmp_path: Path, blobs: DataSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That is nobody's fault: each client may still have its own accident."""
+    """That does not count as a client's death."""
     trouble(tmp_path, monkeypatch, "1-0-SIGKILL", "1-1-SIGKILL", "1-2-SIGKILL")
-    lab = laboratory(TROUBLED, blobs, evaluation={"batch_size": 7})
-    plan, clients = plan_of(lab), [0, 1, 2]
-    evaluation = local_engine(lab).evaluate(plan.model, {})
-    with workers_engine(lab, 2) as engine:
+    experiment = make_experiment(TROUBLED, blobs, evaluation={"batch_size": 7})
+    plan, clients = plan_of(experiment), [0, 1, 2]
+    evaluation = local_engine(experiment).evaluate(plan.model, {})
+    with process_engine(experiment, 2) as engine:
         first = list(engine.train(plan, clients, nothing))
         kill_all(engine.pids)
         assert engine.evaluate(plan.model, {}) == evaluation
@@ -135,7 +136,7 @@ def command(arguments: list[str], log: Path) -> None:
         pytest.param(signal.SIGTERM, False, 143, id="SIGTERM"),
     ],
 )
-def test_when_the_main_process_ends_nothing_is_left(
+def test_no_process_outlives_the_main_process(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, to_all: bool, code: int
 ) -> None:
     """Three workers: two are in the middle of a client that would take two minutes, one has nothing to do."""
@@ -170,8 +171,8 @@ def test_when_the_main_process_ends_nothing_is_left(
     said = log.read_text()
     assert "Traceback" not in said
     assert "resource_tracker" not in said
-    assert ("Go on with: fedfa run --resume" in said) == (number != signal.SIGKILL)
-    # And the run goes on, with another number of workers.
+    assert ("Continue with: fedfa run --resume" in said) == (number != signal.SIGKILL)
+    # The run is resumed with another number of workers.
     monkeypatch.delenv("FEDFA_TROUBLE")
     process = multiprocessing.get_context("fork").Process(
         target=command, args=(["run", "--resume", "--workers", "2", "--out", str(out)], log)

@@ -1,7 +1,7 @@
-"""A method whose clients get into trouble in the middle of their training, where a note in a folder says so.
+"""A method whose clients fail during training where a file in a directory asks for it.
 
-A note is an empty file ``ROUND-CLIENT-WHAT-NUMBER`` in the folder that FEDFA_TROUBLE names. It is taken away before the
-trouble begins: as many notes, as many times.
+A request is an empty file ``ROUND-CLIENT-WHAT-NUMBER`` in the directory FEDFA_TROUBLE. It is deleted before the
+failure: each file causes one.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import signal
 import time
 from pathlib import Path
 
-from fedfa.learning.part import Batch, ClientContext, NoOptions, Part
+from fedfa.learning.component import Component
+from fedfa.learning.context import Batch, ClientContext
 
 
-class Troubled(Part[NoOptions]):
-    """Plain averaging, with accidents."""
+class Troubled(Component):
+    """Federated averaging with failures."""
 
     name = "troubled"
 

@@ -19,7 +19,7 @@ from fedfa.flower.client_app import make_client_app
 from fedfa.flower.server_app import make_server_app
 
 Tamper = Callable[[Message, Message], Message | None]
-"""Given what was asked and what the site answers: what arrives instead, or None for nothing."""
+"""Given a request and its reply, returns the reply that arrives instead, or None for no reply."""
 
 
 QUICK: dict[str, Any] = {
@@ -32,12 +32,12 @@ QUICK: dict[str, Any] = {
 
 
 def enter_run(node: int = 1) -> None:
-    """Messages can only be made inside a run; the process pretends to be in one."""
+    """Set Flower's run identity, without which messages cannot be made."""
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, node, 1
 
 
 def through_the_wire(message: Message) -> Message:
-    """The message as it arrives: taken apart into objects of bytes, and put together again."""
+    """Serialise and deserialise the message with Flower's own code."""
     with no_object_id_recompute():
         number = message.object_id
         objects = {key: part.deflate() for key, part in get_all_nested_objects(message).items()}
@@ -47,8 +47,8 @@ def through_the_wire(message: Message) -> Message:
     return arrived
 
 
-def turn(asked: Message) -> tuple[int, int] | None:
-    """Round and client that a message asks to train, both counted from 0; None for other messages."""
+def round_and_client(asked: Message) -> tuple[int, int] | None:
+    """Round and client of a training request, both counted from 0; None for other messages."""
     if asked.metadata.message_type != "train":
         return None
     plan: dict[str, Any] = dict(asked.content.config_records["plan"])
@@ -56,7 +56,7 @@ def turn(asked: Message) -> tuple[int, int] | None:
 
 
 def content_through_the_wire(content: RecordDict) -> RecordDict:
-    """A message's content as it arrives."""
+    """Content of a message after serialisation."""
     enter_run()
     return through_the_wire(Message(content, dst_node_id=1, message_type="train")).content
 
@@ -67,7 +67,7 @@ class LoopbackGrid(Grid):
     Args:
         sites: Node config by node id.
         run_config: The run's configuration.
-        app: The sites' app; left out, each message meets a new one, as in Flower's processes.
+        app: The sites' app; left out, a new one for each message, as in Flower's processes.
         tamper: See :data:`Tamper`.
     """
 
@@ -142,7 +142,7 @@ def federate(
     folder: str = "flower",
     grid: LoopbackGrid | None = None,
 ) -> Path:
-    """A whole run through real apps; returns its run folder."""
+    """Execute a run through real apps; return its run directory."""
     out = tmp_path / folder
     config = {**QUICK, "federation.run_folder": str(out), **config}
     grid = grid or LoopbackGrid(node_configs(tmp_path, sites, data_dir), config, app, tamper)
@@ -153,7 +153,7 @@ def federate(
 
 
 def node_configs(tmp_path: Path, sites: int, data_dir: Path | None = None) -> dict[int, dict[str, Any]]:
-    """Nodes with numbers as random as Flower's."""
+    """Node configs by arbitrary node id."""
     own: dict[str, Any] = {"num-partitions": sites, "state-dir": str(tmp_path / "state")}
     if data_dir is not None:
         own["data-dir"] = str(data_dir)

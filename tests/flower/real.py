@@ -1,4 +1,4 @@
-"""What tests against real processes share: settings that train in moments, a federation of three sites, the record."""
+"""Helpers for tests with real processes: a quick config, a federation of sites, the run's record."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 
 import torch
 
+from fedfa.experiment.config import Config
+from fedfa.experiment.files import load_tensors
 from fedfa.flower import app_folder
 from fedfa.flower.operate.federation import LocalFederation, Value
-from fedfa.flower.operate.processes import Boxed, last_words
-from fedfa.flower.operate.tryout import as_run_config
-from fedfa.studies.files import load_tensors
-from fedfa.studies.settings import Settings
+from fedfa.flower.operate.local_deployment import as_run_config
+from fedfa.flower.operate.processes import SupervisedProcess, log_excerpt
 
 LIMIT = 600.0
-"""Seconds after which a run of a test has failed. On an idle machine none takes a tenth of it."""
+"""Time limit of a test's run in seconds. On an idle machine none takes a tenth of it."""
 
 
-def quick_settings(recipe: str, rounds: int, sites: int, *, data: str = "digits", **others: Any) -> Settings:
+def quick_settings(algorithm: str, rounds: int, sites: int, *, data: str = "digits", **others: Any) -> Config:
     """A data set over the sites, a small network, one epoch."""
-    return Settings.resolve(
+    return Config.resolve(
         {
             "rounds": rounds,
             "device": "cpu",
@@ -31,19 +31,19 @@ def quick_settings(recipe: str, rounds: int, sites: int, *, data: str = "digits"
             "model": {"name": "mlp", "options": {"hidden": [16]}},
             "cohort": {"clients": sites},
             "local": {"epochs": 1, "lr": 0.1, "batch_size": 32, **others},
-            "algorithm": {"recipe": recipe},
+            "algorithm": {"name": algorithm},
         }
     )
 
 
 def site_config(site: int, sites: int, data_dir: Path, state: Path, **others: Value) -> dict[str, Value]:
-    """What a site's SuperNode is started with."""
+    """Node config of a site."""
     where: dict[str, Value] = {"data-dir": str(data_dir), "state-dir": str(state)}
     return {"partition-id": site, "num-partitions": sites, **where, **others}
 
 
 def start(federation: LocalFederation, sites: int, data_dir: Path, state: Path) -> None:
-    """SuperLink and sites, all of them let in."""
+    """Start SuperLink and sites, and wait until all are admitted."""
     federation.start_superlink()
     federation.register(*range(sites))
     for site in range(sites):
@@ -52,45 +52,45 @@ def start(federation: LocalFederation, sites: int, data_dir: Path, state: Path) 
         federation.wait_for_site(site)
 
 
-def run_config(settings: Settings, out: Path, data_dir: Path, **rules: Value) -> dict[str, Value]:
+def run_config(config: Config, out: Path, data_dir: Path, **rules: Value) -> dict[str, Value]:
     """The run config for the built-in app."""
-    rules = {"sites": settings.data.clients or 0, "run_folder": str(out), "wait_seconds": 120.0, **rules}
-    settings = settings.model_copy(update={"data": settings.data.model_copy(update={"dir": str(data_dir)})})
-    return {**as_run_config(settings), **{f"federation.{key}": value for key, value in rules.items()}}
+    rules = {"sites": config.data.clients or 0, "run_folder": str(out), "wait_seconds": 120.0, **rules}
+    config = config.model_copy(update={"data": config.data.model_copy(update={"dir": str(data_dir)})})
+    return {**as_run_config(config), **{f"federation.{key}": value for key, value in rules.items()}}
 
 
 def submit(
-    federation: LocalFederation, settings: Settings, out: Path, data_dir: Path, app: Path | None = None, **rules: Value
-) -> Boxed:
+    federation: LocalFederation, config: Config, out: Path, data_dir: Path, app: Path | None = None, **rules: Value
+) -> SupervisedProcess:
     """Submit a run."""
-    return federation.submit(app or app_folder(), run_config(settings, out, data_dir, **rules))
+    return federation.submit(app or app_folder(), run_config(config, out, data_dir, **rules))
 
 
-def finish(run: Boxed, out: Path) -> Mapping[str, Any]:
-    """Wait for the end of a run; its summary."""
-    assert run.wait(LIMIT) == 0, last_words(run)
-    assert (out / "summary.json").exists(), last_words(run, 40)
+def finish(run: SupervisedProcess, out: Path) -> Mapping[str, Any]:
+    """Wait for the end of a run; return its summary."""
+    assert run.wait(LIMIT) == 0, log_excerpt(run)
+    assert (out / "summary.json").exists(), log_excerpt(run, 40)
     summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
     return summary
 
 
 def metrics(out: Path) -> list[dict[str, Any]]:
-    """The rounds that are recorded."""
+    """Recorded rounds."""
     path = out / "metrics.jsonl"
     return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
 
 
-def until(true: Callable[[], object], what: str, run: Boxed, seconds: float = LIMIT) -> None:
-    """Wait for something to happen in a run."""
+def until(true: Callable[[], object], what: str, run: SupervisedProcess, seconds: float = LIMIT) -> None:
+    """Wait for a condition during a run."""
     deadline = time.monotonic() + seconds
     while not true():
-        assert run.exit_code is None, f"the run ended before {what}\n{last_words(run, 40)}"
-        assert time.monotonic() < deadline, f"{what} did not happen in {seconds:.0f} s\n{last_words(run, 40)}"
+        assert run.exit_code is None, f"the run ended before {what}\n{log_excerpt(run, 40)}"
+        assert time.monotonic() < deadline, f"{what} did not happen in {seconds:.0f} s\n{log_excerpt(run, 40)}"
         time.sleep(0.05)
 
 
 def assert_same_tensors(left: Path, right: Path) -> None:
-    """Bit for bit."""
+    """Compare two files of tensors bit for bit."""
     first, second = load_tensors(left), load_tensors(right)
     assert first.keys() == second.keys()
     different = [name for name in first if not torch.equal(first[name], second[name])]

@@ -10,11 +10,11 @@ from flwr.app import Context, RecordDict
 from torch import nn
 
 from fedfa.data import DataSet, Normalisation, Samples
+from fedfa.experiment.experiment import Experiment
+from fedfa.experiment.run import RunResult, run
 from fedfa.flower.client_app import make_client_app
+from fedfa.flower.config import RunConfig
 from fedfa.flower.server_app import make_server_app
-from fedfa.flower.settings import RunConfig
-from fedfa.studies.run import RunResult, run
-from fedfa.studies.setup import Laboratory, prepare
 from tests.conftest import make_blobs
 from tests.flower.loopback import QUICK, LoopbackGrid, Tamper, node_configs
 
@@ -29,7 +29,7 @@ OWN: dict[str, Any] = {
 
 
 class Small(nn.Module):
-    """With BatchNorm: a counter that must stay a whole number, and statistics that are averaged."""
+    """A network with BatchNorm: a counter that must stay an integer, and statistics that are averaged."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,8 +72,8 @@ def serve(out: Path, grid: LoopbackGrid, **config: Any) -> Path:
     return out
 
 
-def simulate(out: Path, laboratory: type[Laboratory] | None = None, **config: Any) -> RunResult:
-    """The same run in the simulator; perhaps with a laboratory of another kind."""
+def simulate(out: Path, kind: type[Experiment] = Experiment, **config: Any) -> RunResult:
+    """The same run in the simulator, optionally with another kind of experiment."""
     shares = [own_of(site)["train"] for site in range(SITES)]
     together = Samples(
         torch.cat([torch.from_numpy(x) for x, _ in shares]),
@@ -82,6 +82,5 @@ def simulate(out: Path, laboratory: type[Laboratory] | None = None, **config: An
     )
     data = DataSet("own", together, BLOBS.test, ("0", "1", "2", "3"), (), Normalisation(), "x", {})
     values = {**QUICK, **OWN, **{key.replace("__", "."): value for key, value in config.items()}}
-    settings = RunConfig(values, own_data=True).settings(SITES)
-    made = prepare(settings, model=Small, data=data)
-    return run(settings, out, laboratory=lambda _: made if laboratory is None else laboratory(**vars(made)))
+    settings = RunConfig(values, own_data=True).config(SITES)
+    return run(settings, out, experiment=lambda _: kind.from_config(settings, model=Small, data=data))

@@ -13,20 +13,20 @@ from typing import Any
 import pytest
 import torch
 
+from fedfa.experiment.files import load_tensors
+from fedfa.experiment.run import RunResult, run
+from fedfa.flower.config import RunConfig
 from fedfa.flower.server_app import make_server_app
-from fedfa.flower.settings import RunConfig
 from fedfa.learning.tensors import Tensors
 from fedfa.report.html.write import Reporter
-from fedfa.studies.files import load_tensors
-from fedfa.studies.run import RunResult, run
+from tests.experiment.run_toys import client_states, equal_tensors, timeless
 from tests.flower import small_sites
 from tests.flower.loopback import QUICK, federate
 from tests.flower.small_sites import SITES, serve, small_grid
-from tests.studies.study_toys import equal_tensors, kept_by_clients, timeless
 
 
 def simulate(tmp_path: Path, config: dict[str, Any], data_dir: Path, **more: Any) -> RunResult:
-    settings = RunConfig({**QUICK, **config, "data.dir": str(data_dir)}).settings(SITES)
+    settings = RunConfig({**QUICK, **config, "data.dir": str(data_dir)}).config(SITES)
     return run(settings, tmp_path / "simulated", **more)
 
 
@@ -38,10 +38,10 @@ def assert_same(flower: Path, simulated: Path) -> None:
     assert records == timeless(simulated)
 
 
-def kept_on_sites(tmp_path: Path, flower: Path) -> dict[str, Tensors]:
-    """What the sites hold of the versions that count, named as the simulator names it."""
+def state_on_sites(tmp_path: Path, flower: Path) -> dict[str, Tensors]:
+    """Current client state on the sites, named as in the simulator."""
     versions = {
-        name.split(".")[0]: int(receipt["site/versions"][-1]) for name, receipt in kept_by_clients(flower).items()
+        name.split(".")[0]: int(receipt["site/versions"][-1]) for name, receipt in client_states(flower).items()
     }
     (state,) = (tmp_path / "state").iterdir()
     return {
@@ -51,31 +51,34 @@ def kept_on_sites(tmp_path: Path, flower: Path) -> dict[str, Tensors]:
 
 
 @pytest.mark.parametrize(
-    "recipe",
+    "algorithm",
     [
         *("fedfa", "scaffold", "feddyn", "moon", "fedproto", "ccvr"),
-        *(pytest.param(recipe, marks=pytest.mark.slow) for recipe in ("fedfa+fedadam", "fednova", "fedma", "fedproc")),
+        *(
+            pytest.param(algorithm, marks=pytest.mark.slow)
+            for algorithm in ("fedfa+fedadam", "fednova", "fedma", "fedproc")
+        ),
     ],
 )
-def test_flower_and_the_simulator_agree_to_the_bit(recipe: str, tmp_path: Path, data_dir: Path) -> None:
-    config = {"algorithm": recipe, "cohort.clients": 3}
+def test_flower_and_the_simulator_agree_bit_for_bit(algorithm: str, tmp_path: Path, data_dir: Path) -> None:
+    config = {"algorithm": algorithm, "cohort.clients": 3}
     flower = federate(tmp_path, {**config, "data.dir": str(data_dir)}, SITES)
     simulated = simulate(tmp_path, config, data_dir)
-    assert_same(flower, simulated.folder)
-    kept = kept_by_clients(simulated.folder)
-    assert bool(kept) == (recipe in ("scaffold", "feddyn", "moon", "fedproto"))
-    if kept:
-        there = kept_on_sites(tmp_path, flower)
-        assert there.keys() == kept.keys()
-        assert all(equal_tensors(there[name], kept[name]) for name in kept)
+    assert_same(flower, simulated.directory)
+    client_state = client_states(simulated.directory)
+    assert bool(client_state) == (algorithm in ("scaffold", "feddyn", "moon", "fedproto"))
+    if client_state:
+        there = state_on_sites(tmp_path, flower)
+        assert there.keys() == client_state.keys()
+        assert all(equal_tensors(there[name], client_state[name]) for name in client_state)
 
 
-def test_the_report_is_the_simulators(tmp_path: Path, data_dir: Path) -> None:
-    """One page with both: the same curve, and a federation's folder is a run folder like any other."""
+def test_the_report_of_a_flower_run_equals_the_simulators(tmp_path: Path, data_dir: Path) -> None:
+    """One page with both runs: the same curve, and a federation's run directory is like any other."""
     config = {"algorithm": "fedfa", "rounds": 2}
     flower = federate(tmp_path, {**config, "data.dir": str(data_dir)}, SITES)
     simulated = simulate(tmp_path, config, data_dir)
-    reporter = Reporter([flower, simulated.folder], tmp_path / "report.html", (), True, "")
+    reporter = Reporter([flower, simulated.directory], tmp_path / "report.html", (), True, "")
     assert not reporter.write().problems
     over_flower, here = reporter.runs()
     assert [record["accuracy"] for record in over_flower.evaluated] == [record["accuracy"] for record in here.evaluated]
@@ -95,25 +98,25 @@ def test_anchors_move_and_the_model_learns(tmp_path: Path, data_dir: Path) -> No
 
 
 # -- the sites' own data and network ----------------------------------------------------------------------------------
-@pytest.mark.parametrize("recipe", ["fedfa", "scaffold"])
-def test_own_data_and_network_train_as_the_simulator_does(recipe: str, tmp_path: Path) -> None:
-    flower = serve(tmp_path / "flower", small_grid(tmp_path), algorithm=recipe)
-    assert_same(flower, small_sites.simulate(tmp_path / "simulated", algorithm=recipe).folder)
+@pytest.mark.parametrize("algorithm", ["fedfa", "scaffold"])
+def test_own_data_and_network_train_as_in_the_simulator(algorithm: str, tmp_path: Path) -> None:
+    flower = serve(tmp_path / "flower", small_grid(tmp_path), algorithm=algorithm)
+    assert_same(flower, small_sites.simulate(tmp_path / "simulated", algorithm=algorithm).directory)
     assert load_tensors(flower / "model.safetensors")["norm.num_batches_tracked"].dtype == torch.int64
 
 
-def test_layers_that_sites_keep_for_themselves_train_as_in_the_simulator_and_are_tested_at_the_sites(
+def test_personal_layers_train_as_in_the_simulator_and_are_evaluated_at_the_sites(
     tmp_path: Path,
 ) -> None:
     """FedBN has no global model: what is tested is each site's own, on the site's own test samples."""
     config: dict[str, Any] = {"algorithm": "fedbn", "cohort__clients": 3}
     flower = serve(tmp_path / "flower", small_grid(tmp_path), **config)
-    simulated = small_sites.simulate(tmp_path / "simulated", **config).folder
+    simulated = small_sites.simulate(tmp_path / "simulated", **config).directory
     assert equal_tensors(load_tensors(flower / "server.safetensors"), load_tensors(simulated / "server.safetensors"))
-    kept, there = kept_by_clients(simulated), kept_on_sites(tmp_path, flower)
-    assert kept
-    assert there.keys() == kept.keys()
-    assert all(equal_tensors(there[name], kept[name]) for name in kept)
+    client_state, there = client_states(simulated), state_on_sites(tmp_path, flower)
+    assert client_state
+    assert there.keys() == client_state.keys()
+    assert all(equal_tensors(there[name], client_state[name]) for name in client_state)
     for record in timeless(flower):
         assert list(record["client_accuracy"]) == [str(client) for client in record["cohort"]]
         # Fifteen test samples a site, so an accuracy is a multiple of a fifteenth.

@@ -1,4 +1,4 @@
-"""Rounds with sites that are not there: quorum, substitutes, second attempts, and what is said when nothing helps."""
+"""Rounds with missing sites: quorum, substitutes, retries, and the errors when nothing helps."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from flwr.app import Message
 from flwr.supercore.run import Run
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from fedfa.errors import FederationError, RunError, SettingsError
-from fedfa.flower.messages import read_announcement
-from fedfa.flower.post import Post
-from fedfa.studies.files import load_tensors
-from tests.flower.loopback import LoopbackGrid, turn
+from fedfa.errors import ConfigError, FederationError, RunError
+from fedfa.experiment.files import load_tensors
+from fedfa.flower.messages import decode_announcement
+from fedfa.flower.transport import Transport
+from tests.experiment.run_toys import equal_tensors, timeless
+from tests.flower.loopback import LoopbackGrid, round_and_client
 from tests.flower.small_sites import SITES, serve, simulate, small_grid
-from tests.studies.study_toys import equal_tensors, timeless
 
 
 def node_of(grid: LoopbackGrid, site: int) -> int:
@@ -34,7 +34,7 @@ def when(round: int, act: Callable[[LoopbackGrid], None], grid: LoopbackGrid, si
     done: list[bool] = []
 
     def tamper(asked: Message, reply: Message) -> Message:
-        if turn(asked) == (round, site) and not done:
+        if round_and_client(asked) == (round, site) and not done:
             done.append(True)
             act(grid)
         return reply
@@ -42,7 +42,7 @@ def when(round: int, act: Callable[[LoopbackGrid], None], grid: LoopbackGrid, si
     grid.tamper = tamper
 
 
-def test_the_run_begins_with_a_quorum_and_a_late_site_joins(tmp_path: Path) -> None:
+def test_a_run_starts_with_a_quorum_and_a_late_site_joins(tmp_path: Path) -> None:
     grid = small_grid(tmp_path)
     late = node_of(grid, 3)
     config = grid.sites.pop(late)
@@ -53,18 +53,18 @@ def test_the_run_begins_with_a_quorum_and_a_late_site_joins(tmp_path: Path) -> N
     assert cohorts[-1] == {0, 1, 2, 3}
 
 
-def test_a_superlink_out_of_reach_is_not_tried_for_ever() -> None:
-    """Flower's own connection, to a port at which nobody listens."""
+def test_an_unreachable_superlink_is_not_retried_forever() -> None:
+    """Flower's own connection, to a closed port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     grid = HttpGrid(f"127.0.0.1:{port}", insecure=True, token="any")
     grid.set_run(Run.create_empty(1))
     with contextlib.closing(grid), pytest.raises(FederationError, match=r"has not answered for 2 s .* last checkpoint"):
-        Post(grid, link_seconds=2.0).nodes()
+        Transport(grid, link_seconds=2.0).nodes()
 
 
-def test_a_cohort_does_not_depend_on_who_is_there(tmp_path: Path) -> None:
-    """Who is drawn follows from seed and round; who is missing is only left out."""
+def test_a_cohort_does_not_depend_on_the_connected_sites(tmp_path: Path) -> None:
+    """The cohort follows from seed and round; missing sites are only left out."""
     whole = serve(tmp_path / "whole", small_grid(tmp_path), cohort__clients=2, rounds=6)
     grid = small_grid(tmp_path)
     del grid.sites[node_of(grid, 1)]
@@ -76,26 +76,26 @@ def test_a_cohort_does_not_depend_on_who_is_there(tmp_path: Path) -> None:
         assert record["cohort"] == [client for client in cohort if client != 1]
 
 
-def test_too_few_sites_at_the_start_end_in_words_not_in_waiting(tmp_path: Path) -> None:
+def test_too_few_sites_at_the_start_are_an_error(tmp_path: Path) -> None:
     grid = small_grid(tmp_path)
     for site in (1, 2, 3):
         del grid.sites[node_of(grid, site)]
     started = time.monotonic()
-    with pytest.raises(FederationError, match=r"1 sites said who they are within .*4 are expected"):
+    with pytest.raises(FederationError, match=r"1 sites announced themselves within .*4 are expected"):
         serve(tmp_path / "run", grid)
     with pytest.raises(FederationError, match="0 sites"):
         serve(tmp_path / "run", LoopbackGrid({}, {}))
     assert time.monotonic() - started < 30
 
 
-def test_a_round_without_quorum_is_tried_again_and_the_site_that_comes_back_takes_part(tmp_path: Path) -> None:
-    """The result is that of a run in which nobody was ever away: the plan is the same, and so is the order of sums."""
+def test_a_round_without_quorum_is_retried_and_a_site_that_returns_takes_part(tmp_path: Path) -> None:
+    """The result is that of a run without missing sites: the plan and the order of addition are the same."""
     grid = small_grid(tmp_path)
     node = node_of(grid, 2)
     calls: list[int] = []
 
     def tamper(asked: Message, reply: Message) -> Message | None:
-        if turn(asked) == (1, 2):
+        if round_and_client(asked) == (1, 2):
             calls.append(1)
             return None if len(calls) == 1 else reply
         return reply
@@ -104,17 +104,17 @@ def test_a_round_without_quorum_is_tried_again_and_the_site_that_comes_back_take
     flower = serve(tmp_path / "run", grid, federation__quorum=1.0)
     assert len(calls) == 2
     assert node in grid.sites
-    simulated = simulate(tmp_path / "simulated").folder
+    simulated = simulate(tmp_path / "simulated").directory
     assert equal_tensors(load_tensors(flower / "server.safetensors"), load_tensors(simulated / "server.safetensors"))
     assert [record["cohort"] for record in timeless(flower)] == [r["cohort"] for r in timeless(simulated)]
 
 
-def test_a_round_that_never_gets_its_quorum_ends_the_run_which_can_go_on_later(tmp_path: Path) -> None:
+def test_a_round_that_never_reaches_its_quorum_ends_the_run_which_can_be_resumed(tmp_path: Path) -> None:
     grid = small_grid(tmp_path)
     gone: dict[int, dict[str, Any]] = {}
 
     def tamper(asked: Message, reply: Message) -> Message | None:
-        if turn(asked) in [(1, 1), (1, 2), (1, 3)]:
+        if round_and_client(asked) in [(1, 1), (1, 2), (1, 3)]:
             gone[asked.metadata.dst_node_id] = grid.sites.pop(asked.metadata.dst_node_id)
             return None
         return reply
@@ -126,16 +126,16 @@ def test_a_round_that_never_gets_its_quorum_ends_the_run_which_can_go_on_later(t
     grid.sites |= gone
     grid.tamper = None
     flower = serve(tmp_path / "run", grid)
-    simulated = simulate(tmp_path / "simulated").folder
+    simulated = simulate(tmp_path / "simulated").directory
     assert equal_tensors(load_tensors(flower / "server.safetensors"), load_tensors(simulated / "server.safetensors"))
 
 
-def test_a_substitute_takes_the_place_of_a_site_that_fails_or_is_away(tmp_path: Path) -> None:
+def test_a_substitute_replaces_a_site_that_fails_or_is_not_connected(tmp_path: Path) -> None:
     grid = small_grid(tmp_path)
     del grid.sites[node_of(grid, 1)]
 
     def tamper(asked: Message, reply: Message) -> Message:
-        if (now := turn(asked)) is not None and now[1] == 2:
+        if (now := round_and_client(asked)) is not None and now[1] == 2:
             reply.content.clear()
         return reply
 
@@ -152,11 +152,11 @@ def test_a_substitute_takes_the_place_of_a_site_that_fails_or_is_away(tmp_path: 
     assert [record["federation"].get("replaced", {}) for record in timeless(again)] == replaced
 
 
-def test_with_a_grace_period_the_quorum_waits_no_longer_for_the_rest(tmp_path: Path) -> None:
+def test_a_round_ends_after_the_grace_period(tmp_path: Path) -> None:
     grid = small_grid(tmp_path)
 
     def tamper(asked: Message, reply: Message) -> Message | None:
-        return None if turn(asked) == (0, 1) else reply
+        return None if round_and_client(asked) == (0, 1) else reply
 
     grid.tamper = tamper
     started = time.monotonic()
@@ -165,7 +165,7 @@ def test_with_a_grace_period_the_quorum_waits_no_longer_for_the_rest(tmp_path: P
     assert set(timeless(flower)[0]["cohort"]) == {0, 2, 3}
 
 
-def test_a_restarted_site_with_a_new_node_id_is_believed_once_the_old_one_is_silent(
+def test_a_restarted_site_with_a_new_node_id_replaces_the_unresponsive_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without node keys a SuperNode that restarts gets a new id, and the old one stays listed for a while."""
@@ -182,15 +182,15 @@ def test_a_restarted_site_with_a_new_node_id_is_believed_once_the_old_one_is_sil
     grid.tamper = tamper
     with caplog.at_level(logging.WARNING, "fedfa"):
         flower = serve(tmp_path / "run", grid, rounds=5)
-    assert f"nodes {old} and 4242 both say they are site 2" in caplog.text
-    assert f"node 4242 takes the place of node {old} as site 2" in caplog.text
+    assert f"nodes {old} and 4242 both claim site 2" in caplog.text
+    assert f"node 4242 replaces node {old} as site 2" in caplog.text
     assert 2 in timeless(flower)[-1]["cohort"]
     assert grid.messages[-1].metadata.group_id == "5"
 
 
 def change_announcement(**change: Any) -> Callable[[Message, Message], Message]:
     def tamper(asked: Message, reply: Message) -> Message:
-        if asked.metadata.message_type == "query.site" and read_announcement(reply.content).site == 3:
+        if asked.metadata.message_type == "query.site" and decode_announcement(reply.content).site == 3:
             reply.content.config_records["site"].update(change)
         return reply
 
@@ -201,15 +201,15 @@ def change_announcement(**change: Any) -> Callable[[Message, Message], Message]:
     ("change", "problem"),
     [
         ({"version": "0.0.1"}, "it has fedfa 0.0.1, the server"),
-        ({"site": 7}, "it calls itself site 7 of 4"),
-        ({"site": -1}, "it calls itself site -1"),
-        ({"samples": 2**60}, "it says it holds"),
-        ({"samples": -1}, "it says it holds"),
-        ({"input_shape": [5]}, r"inputs of the shape \[5\], others have"),
+        ({"site": 7}, "it claims to be site 7 of 4"),
+        ({"site": -1}, "it claims to be site -1"),
+        ({"samples": 2**60}, "it announces"),
+        ({"samples": -1}, "it announces"),
+        ({"input_shape": [5]}, r"inputs of shape \[5\], others have"),
         ({"input_shape": [-5]}, "not a shape"),
     ],
 )
-def test_a_site_that_does_not_fit_is_not_taken_in(
+def test_a_site_with_an_invalid_announcement_is_refused(
     change: dict[str, Any], problem: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     grid = small_grid(tmp_path, change_announcement(**change))
@@ -217,11 +217,11 @@ def test_a_site_that_does_not_fit_is_not_taken_in(
     grid.sites = {node: grid.sites[node] for node in nodes}  # the others are heard first
     with caplog.at_level(logging.WARNING, "fedfa"):
         flower = serve(tmp_path / "run", grid, rounds=1)
-    assert re.search(f"node {nodes[3]} is not taken in: .*{problem}", caplog.text)
+    assert re.search(f"node {nodes[3]} is refused: .*{problem}", caplog.text)
     assert set(timeless(flower)[0]["cohort"]) == {0, 1, 2}
 
 
-def test_a_late_site_whose_number_is_none_is_not_taken_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_late_site_with_an_invalid_number_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Else it could be drawn as a substitute, and nothing is known of a client with that number."""
     grid = small_grid(tmp_path)
     del grid.sites[node_of(grid, 1)]
@@ -238,7 +238,7 @@ def test_a_late_site_whose_number_is_none_is_not_taken_in(tmp_path: Path, caplog
     grid.tamper = tamper
     with caplog.at_level(logging.WARNING, "fedfa"):
         flower = serve(tmp_path / "run", grid, federation__sites=SITES, federation__replace=True)
-    assert "node 4242 is not taken in: it calls itself site 7, but there are 4" in caplog.text
+    assert "node 4242 is refused: it claims to be site 7, but there are 4" in caplog.text
     assert all(set(record["cohort"]) == {0, 2, 3} for record in timeless(flower))
 
 
@@ -251,7 +251,7 @@ def silent_at_evaluation(*sites: int) -> Callable[[Message, Message], Message | 
     return tamper
 
 
-def test_an_evaluation_waits_for_a_silent_site_no_longer_than_the_grace_period(tmp_path: Path) -> None:
+def test_an_evaluation_ends_after_the_grace_period(tmp_path: Path) -> None:
     grid = small_grid(tmp_path, silent_at_evaluation(1))
     rules = {"federation__evaluation": "sites", "federation__round_seconds": 600.0, "federation__grace_seconds": 0.05}
     started = time.monotonic()
@@ -260,7 +260,7 @@ def test_an_evaluation_waits_for_a_silent_site_no_longer_than_the_grace_period(t
     assert timeless(flower)[0]["accuracy"] is not None
 
 
-def test_a_server_with_test_data_goes_on_when_no_site_evaluates(tmp_path: Path) -> None:
+def test_a_server_with_test_data_continues_when_no_site_evaluates(tmp_path: Path) -> None:
     grid = small_grid(tmp_path, silent_at_evaluation(*range(SITES)))
     flower = serve(tmp_path / "run", grid, rounds=2, federation__evaluation="both")
     for record in timeless(flower):
@@ -270,15 +270,15 @@ def test_a_server_with_test_data_goes_on_when_no_site_evaluates(tmp_path: Path) 
         serve(tmp_path / "sites", grid, rounds=2, federation__evaluation="sites")
 
 
-def test_sites_that_disagree_on_their_number_are_told(tmp_path: Path) -> None:
+def test_sites_that_disagree_on_their_number_are_an_error(tmp_path: Path) -> None:
     grid = small_grid(tmp_path)
     grid.sites[node_of(grid, 0)]["num-partitions"] = SITES + 1
     with pytest.raises(FederationError, match=r"do not agree on how many they are \(4, 5\)"):
         serve(tmp_path / "run", grid)
 
 
-def test_a_site_with_another_network_is_told_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Fingerprints of network, data and methods travel with the plan; a site that has others does not train."""
+def test_a_site_with_another_network_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The plan contains fingerprints of network, data and methods; a site with others does not train."""
 
     def tamper(asked: Message, reply: Message) -> Message:
         return reply
@@ -302,14 +302,14 @@ def test_a_site_with_another_network_is_told_so(tmp_path: Path, caplog: pytest.L
 @pytest.mark.parametrize(
     ("config", "error", "problem"),
     [
-        ({"federation__quorun": 0.5}, SettingsError, r"unknown key federation.quorun \(did you mean 'quorum'\?\)"),
-        ({"federation__quorum": 2.0}, SettingsError, "federation.quorum = 2.0"),
-        ({"algorithm": "centralised"}, SettingsError, "pools all data at one place"),
-        ({"data__clients": 9}, SettingsError, "data.clients = 9, but the federation has 4 sites"),
+        ({"federation__quorun": 0.5}, ConfigError, r"unknown key federation.quorun \(did you mean 'quorum'\?\)"),
+        ({"federation__quorum": 2.0}, ConfigError, "federation.quorum = 2.0"),
+        ({"algorithm": "centralised"}, ConfigError, "pools the data of all clients"),
+        ({"data__clients": 9}, ConfigError, "data.clients = 9, but the federation has 4 sites"),
         ({"federation__resume": False}, RunError, "holds a run already"),
     ],
 )
-def test_what_cannot_be_run_is_said_in_one_line(
+def test_an_invalid_run_config_is_an_error_of_one_line(
     config: dict[str, Any], error: type[Exception], problem: str, tmp_path: Path
 ) -> None:
     if error is RunError:

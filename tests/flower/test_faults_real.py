@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+from fedfa.experiment.files import load_tensors
+from fedfa.experiment.run import run
 from fedfa.flower.operate.federation import LocalFederation, Value
 from fedfa.flower.operate.new_app import write_app
-from fedfa.studies.files import load_tensors
-from fedfa.studies.run import run
 from tests.flower import real
 
 pytest.importorskip("flwr")
@@ -40,7 +40,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory, data_dir: Path, states:
         yield started
 
 
-def test_a_round_completes_by_quorum_when_a_site_is_killed_in_it_and_the_site_rejoins_with_its_state(
+def test_a_round_completes_by_quorum_after_a_site_is_killed_which_rejoins_with_its_state(
     federation: LocalFederation, states: Path, data_dir: Path, tmp_path: Path
 ) -> None:
     """SCAFFOLD's control variates live on the site's disk; after the kill only that disk is left of the site.
@@ -54,7 +54,7 @@ def test_a_round_completes_by_quorum_when_a_site_is_killed_in_it_and_the_site_re
     victim = federation.processes.running["site2"]
     real.until(lambda: "ROUND 2]" in victim.output(), "round 2 at site 2", started)
     victim.kill()
-    assert not victim.processes()
+    assert not victim.pids()
     real.until(lambda: len(real.metrics(out)) >= 2, "round 2 without site 2", started)
     first, second = real.metrics(out)[:2]
     assert sorted(first["cohort"]) == [0, 1, 2]
@@ -64,25 +64,25 @@ def test_a_round_completes_by_quorum_when_a_site_is_killed_in_it_and_the_site_re
     before = load_tensors(key / "site2.round1.safetensors")
 
     config = real.site_config(2, SITES, data_dir, states)
-    real.until(lambda: tried_again(federation, 2, config), "site 2 to be let in again", started)
+    real.until(lambda: restarted(federation, 2, config), "site 2 to be admitted again", started)
     real.until(lambda: 2 in real.metrics(out)[-1]["cohort"], "a round with site 2", started)
     real.finish(started, out)
     back = next(record["round"] for record in real.metrics(out)[1:] if 2 in record["cohort"])
     assert all(2 in record["cohort"] for record in real.metrics(out)[back - 1 :])
-    assert "lost what it kept" not in started.output()
+    assert "lost its client state" not in started.output()
     after = load_tensors(key / "site2.round20.safetensors")
     assert after.keys() == before.keys()
     assert any(not torch.equal(after[name], before[name]) for name in before)
 
 
-def test_a_run_whose_serverapp_and_whose_superlink_were_killed_ends_as_if_nothing_had_happened(
+def test_a_run_resumed_after_kills_of_serverapp_and_superlink_ends_with_the_same_bits(
     federation: LocalFederation, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDFA_DATA", str(data_dir))
     settings, out = real.quick_settings("scaffold", 4, SITES, **LONG), tmp_path / "run"
     once = real.submit(federation, settings, out, data_dir)
     real.until(lambda: len(real.metrics(out)) >= 1, "round 1", once)
-    (server,) = [process for process in federation.superlink.processes() if "flwr-serverapp" in command_of(process)]
+    (server,) = [process for process in federation.superlink.pids() if "flwr-serverapp" in command_of(process)]
     os.kill(server, signal.SIGKILL)
     federation.flwr("stop", run_id(once.output()), "here")  # else it counts as running until its heartbeat is missed
     assert once.wait(real.LIMIT) is not None
@@ -102,12 +102,12 @@ def test_a_run_whose_serverapp_and_whose_superlink_were_killed_ends_as_if_nothin
     here = run(settings, tmp_path / "simulator")
     assert [record["round"] for record in real.metrics(out)] == [1, 2, 3, 4]
     assert [record["accuracy"] for record in real.metrics(out)] == [record["accuracy"] for record in here.metrics]
-    real.assert_same_tensors(out / "model.safetensors", here.folder / "model.safetensors")
-    real.assert_same_tensors(out / "server.safetensors", here.folder / "server.safetensors")
+    real.assert_same_tensors(out / "model.safetensors", here.directory / "model.safetensors")
+    real.assert_same_tensors(out / "server.safetensors", here.directory / "server.safetensors")
 
 
 MISBEHAVING = '''
-"""Site 2 answers in each round with something else that is wrong."""
+"""Site 2 sends another kind of invalid update in each round."""
 
 from fedfa.flower import make_client_app, make_server_app
 
@@ -119,11 +119,11 @@ def misbehave(message, context, call_next):
     reply = call_next(message, context)
     if context.node_config["partition-id"] != 2 or message.metadata.message_type != "train":
         return reply
-    sums, result = reply.content["sums"], reply.content["result"]
-    name = next(name for name in sums if name.startswith("fedavg/") and name.endswith("weight") and ":" in name)
-    value = tensor_of(sums[name])
+    contribution, result = reply.content["contribution"], reply.content["result"]
+    name = next(name for name in contribution if name.startswith("fedavg/") and name.endswith("weight") and ":" in name)
+    value = tensor_of(contribution[name])
     wrong = [value * torch.nan, value[:-1], value + 1e20, value][result["round"]]
-    sums[name] = array_of(wrong)
+    contribution[name] = array_of(wrong)
     if result["round"] == 3:
         result["round"] = 1
     return reply
@@ -134,7 +134,7 @@ server = make_server_app()
 '''
 
 
-def test_what_a_misbehaving_site_sends_is_rejected_by_name_and_the_rounds_go_on(
+def test_invalid_updates_of_a_site_are_rejected_and_the_rounds_continue(
     federation: LocalFederation, data_dir: Path, tmp_path: Path
 ) -> None:
     app, out = tmp_path / "app", tmp_path / "run"
@@ -146,7 +146,7 @@ def test_what_a_misbehaving_site_sends_is_rejected_by_name_and_the_rounds_go_on(
     records, log = real.metrics(out), started.output()
     assert [record["federation"]["rejected"] for record in records] == [[2]] * 4
     assert all(sorted(record["cohort"]) == [0, 1] for record in records)
-    for number, reason in enumerate(["not finite", "has the shape", "norm", "belongs to round 2"], start=1):
+    for number, reason in enumerate(["not finite", "has shape", "norm", "belongs to round 2"], start=1):
         (line,) = [line for line in log.splitlines() if f"round {number}: update of node" in line]
         assert "(site 2) rejected" in line
         assert reason in line
@@ -154,8 +154,8 @@ def test_what_a_misbehaving_site_sends_is_rejected_by_name_and_the_rounds_go_on(
     assert all(bool(torch.isfinite(value).all()) for value in load_tensors(out / "model.safetensors").values())
 
 
-def tried_again(federation: LocalFederation, site: int, config: dict[str, Value]) -> bool:
-    """Start a site like a service manager, which tries again while the SuperLink believes the dead node to be there."""
+def restarted(federation: LocalFederation, site: int, config: dict[str, Value]) -> bool:
+    """Start a site like a service manager, which retries while the SuperLink still lists the dead node."""
     if federation.processes.running[f"site{site}"].exit_code is not None:
         federation.start_site(site, config)
     return federation.joined(site)

@@ -1,4 +1,4 @@
-"""What is sent arrives, to the bit; what is not a message of ours is refused before it costs anything."""
+"""Messages are decoded bit for bit; malformed ones are rejected before memory is allocated."""
 
 from __future__ import annotations
 
@@ -22,26 +22,25 @@ from fedfa.flower.messages import (
     SiteResult,
     array_of,
     arrays_of,
-    describe_evaluation,
-    describe_result,
-    describe_site,
-    instruct,
-    model_record,
-    read_announcement,
-    read_evaluation,
-    read_instruction,
-    read_plan,
-    read_result,
-    received_records,
+    decode_announcement,
+    decode_evaluation,
+    decode_instruction,
+    decode_plan,
+    decode_result,
+    encode_announcement,
+    encode_evaluation,
+    encode_instruction,
+    encode_result,
+    encode_tensors,
     tensor_of,
     tensors_of,
 )
+from fedfa.learning.aggregate import WeightedSum
 from fedfa.learning.client import ClientResult, RoundPlan
+from fedfa.learning.context import LocalTraining
 from fedfa.learning.evaluate import Evaluation
-from fedfa.learning.part import LocalTraining
-from fedfa.learning.sums import WeightedSum
+from tests.experiment.run_toys import equal_tensors
 from tests.flower.loopback import content_through_the_wire
-from tests.studies.study_toys import equal_tensors
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 names = st.text(min_size=1, max_size=12).filter(lambda name: "\x00" not in name)
@@ -114,56 +113,73 @@ local_training = st.builds(
     ),
 )
 def test_a_plan_arrives(
-    local: LocalTraining, number: int, survey: bool, versions: list[int], received: dict[str, dict[str, torch.Tensor]]
+    local: LocalTraining,
+    number: int,
+    final_pass: bool,
+    versions: list[int],
+    broadcast: dict[str, dict[str, torch.Tensor]],
 ) -> None:
-    plan = RoundPlan(number, {"w": torch.randn(2)}, received, local, seed=number + 1, rounds=number + 2, survey=survey)
-    order = Instruction("ab" * 16, 3, 'rounds = 1\nname = "x"', {"network": "f00"}, tuple(versions), survey)
-    content = RecordDict(
-        {"model": model_record(plan.model), **received_records(received), "plan": instruct(order, plan)}
+    plan = RoundPlan(
+        number, {"w": torch.randn(2)}, broadcast, local, seed=number + 1, rounds=number + 2, final_pass=final_pass
     )
+    order = Instruction("ab" * 16, 3, 'rounds = 1\nname = "x"', {"network": "f00"}, tuple(versions), final_pass)
+    content = RecordDict({**encode_tensors(plan.model, broadcast), "plan": encode_instruction(order, plan)})
     content = content_through_the_wire(content)
-    arrived = read_plan(content)
-    assert read_instruction(content) == order
+    arrived = decode_plan(content)
+    assert decode_instruction(content) == order
     assert arrived.local == local
-    assert (arrived.round, arrived.seed, arrived.rounds, arrived.survey) == (number, number + 1, number + 2, survey)
+    assert (arrived.round, arrived.seed, arrived.rounds, arrived.final_pass) == (
+        number,
+        number + 1,
+        number + 2,
+        final_pass,
+    )
     assert equal_tensors(arrived.model, plan.model)
-    assert arrived.received.keys() == received.keys()
-    assert all(same_bits(arrived.received[p][n], t) for p, values in received.items() for n, t in values.items())
+    assert arrived.broadcast.keys() == broadcast.keys()
+    assert all(same_bits(arrived.broadcast[p][n], t) for p, values in broadcast.items() for n, t in values.items())
 
 
 def make_result(**more: object) -> SiteResult:
-    sums = {
+    contribution = {
         "fedavg/model": WeightedSum({"fc.weight": torch.randn(2, 3), "n:#/odd": torch.tensor(7)}, torch.tensor(5.0)),
         "anchors/anchors": WeightedSum({"last": torch.randn(4, 3)}, torch.tensor([[1.0], [0.0], [4.0], [0.0]])),
     }
-    values = {"client": 2, "sums": sums, "kept": {}, "steps": 3, "sample_steps": 12, "loss": 0.25, "cpu_seconds": 0.5}
+    values = {
+        "client": 2,
+        "contribution": contribution,
+        "client_state": {},
+        "steps": 3,
+        "sample_steps": 12,
+        "loss": 0.25,
+        "cpu_seconds": 0.5,
+    }
     return SiteResult(ClientResult(**(values | more)), "ab" * 16, 4, True, False, {"train": 1.5})  # type: ignore[arg-type]  # of many types
 
 
 @pytest.mark.parametrize("loss", [0.25, None])
 def test_a_result_arrives(loss: float | None) -> None:
     sent = make_result(loss=loss)
-    arrived = read_result(content_through_the_wire(describe_result(sent)))
+    arrived = decode_result(content_through_the_wire(encode_result(sent)))
     assert (arrived.run, arrived.round, arrived.keeps, arrived.lost) == (sent.run, sent.round, sent.keeps, sent.lost)
     assert arrived.seconds == sent.seconds
     one, other = arrived.result, sent.result
     assert (one.client, one.steps, one.sample_steps, one.loss, one.cpu_seconds) == (2, 3, 12, loss, 0.5)
-    assert one.sums.keys() == other.sums.keys()
-    for group, entry in one.sums.items():
-        assert equal_tensors(entry.tensors, other.sums[group].tensors)
-        assert torch.equal(entry.weight, other.sums[group].weight)
+    assert one.contribution.keys() == other.contribution.keys()
+    for group, entry in one.contribution.items():
+        assert equal_tensors(entry.tensors, other.contribution[group].tensors)
+        assert torch.equal(entry.weight, other.contribution[group].weight)
 
 
 @given(st.integers(0, 9), st.none() | st.integers(10, 99), st.none() | st.lists(st.integers(1, 64), max_size=3))
 def test_an_announcement_arrives(site: int, sites: int | None, shape: list[int] | None) -> None:
     samples = None if shape is None else 100
     sent = Announcement(site, sites, "1.2", samples, None if shape is None else tuple(shape))
-    assert read_announcement(content_through_the_wire(describe_site(sent))) == sent
+    assert decode_announcement(content_through_the_wire(encode_announcement(sent))) == sent
 
 
 def test_an_evaluation_arrives() -> None:
     sent = SiteEvaluation(1, Evaluation(0.5, 2.0, [0.5, None], {"a": 0.25}), (4, 0), (4,))
-    assert read_evaluation(content_through_the_wire(describe_evaluation(sent)), 2) == sent
+    assert decode_evaluation(content_through_the_wire(encode_evaluation(sent)), 2) == sent
 
 
 @pytest.mark.parametrize(
@@ -178,11 +194,11 @@ def test_an_evaluation_arrives() -> None:
         ({"domains": ["a"], "domain_accuracy": [0.5], "domain_counts": [0]}, "numbers of samples"),
     ],
 )
-def test_an_evaluation_that_cannot_be_is_refused(change: dict[str, object], problem: str) -> None:
-    content = describe_evaluation(SiteEvaluation(1, Evaluation(0.5, 2.0, [0.5, 0.5], {}), (4, 4)))
+def test_an_implausible_evaluation_is_rejected(change: dict[str, object], problem: str) -> None:
+    content = encode_evaluation(SiteEvaluation(1, Evaluation(0.5, 2.0, [0.5, 0.5], {}), (4, 4)))
     content.config_records["evaluation"].update(change)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(BadMessageError, match=problem):
-        read_evaluation(content, 2)
+        decode_evaluation(content, 2)
 
 
 @pytest.mark.parametrize(
@@ -194,40 +210,40 @@ def test_an_evaluation_that_cannot_be_is_refused(change: dict[str, object], prob
         (array_of(torch.zeros(4)).data + b"x", "17 bytes do not make"),
     ],
 )
-def test_bytes_that_are_no_array_are_refused(data: bytes, problem: str) -> None:
+def test_bytes_that_are_not_an_array_are_rejected(data: bytes, problem: str) -> None:
     with pytest.raises(BadMessageError, match=problem):
         tensor_of(Array("float32", (4,), NUMPY, data))
 
 
-def test_an_array_that_claims_to_be_huge_takes_no_memory() -> None:
+def test_an_array_with_a_huge_shape_takes_no_memory() -> None:
     file = io.BytesIO()
     np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (4 * 10**14,)})
     with pytest.raises(BadMessageError, match="needs 1600000000000000"):
         tensor_of(Array("float32", (4,), NUMPY, file.getvalue() + bytes(16)))
 
 
-@pytest.mark.parametrize("by_columns", [False, True])
+@pytest.mark.parametrize("fortran_order", [False, True])
 @pytest.mark.parametrize(
     ("shape", "bytes_"), [((0, 2**70), 0), ((0, 2**40, 2**40), 0), ((1,) * 70, 4)], ids=["length", "product", "depth"]
 )
-def test_a_shape_that_nobody_can_hold_is_refused_although_its_bytes_are_there(
-    shape: tuple[int, ...], bytes_: int, by_columns: bool
+def test_a_shape_beyond_torchs_limits_is_rejected_although_its_bytes_are_there(
+    shape: tuple[int, ...], bytes_: int, fortran_order: bool
 ) -> None:
-    """Torch cannot count so far and NumPy has at most 64 dimensions: both fail with errors of their own."""
+    """Torch overflows and NumPy allows at most 64 dimensions: both raise their own errors."""
     file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": by_columns, "shape": shape})
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": fortran_order, "shape": shape})
     with pytest.raises(BadMessageError, match="NumPy's format"):
         tensor_of(Array("float32", (4,), NUMPY, file.getvalue() + bytes(bytes_)))
 
 
 @given(st.integers(0, 140), st.binary(min_size=1, max_size=4))
-def test_damaged_bytes_are_refused_or_read_and_nothing_else(place: int, put: bytes) -> None:
+def test_damaged_bytes_are_either_rejected_or_decoded(place: int, put: bytes) -> None:
     whole = array_of(torch.zeros(4)).data
     with suppress(BadMessageError):
         tensor_of(Array("float32", (4,), NUMPY, whole[:place] + put + whole[place + len(put) :]))
 
 
-def test_arrays_of_objects_and_unknown_forms_are_refused() -> None:
+def test_arrays_of_objects_and_unknown_formats_are_rejected() -> None:
     file = io.BytesIO()
     np.save(file, np.array([{}], dtype=object), allow_pickle=True)
     for array in (Array("object", (1,), NUMPY, file.getvalue()), Array("float32", (1,), "torch.tensor", b"1234")):
@@ -240,29 +256,29 @@ def test_arrays_of_objects_and_unknown_forms_are_refused() -> None:
     [
         ("result", "round", True, "round = True is not of type int"),
         ("result", "steps", "3", "steps"),
-        ("result", "cpu_seconds", math.nan, "no duration"),
-        ("result", "cpu_seconds", -1.0, "no duration"),
-        ("result", "cpu_seconds", 1.7e308, "no duration"),  # two of them would add up to infinity
-        ("result", "loss", -1.7e308, "no loss"),
+        ("result", "cpu_seconds", math.nan, "not a duration"),
+        ("result", "cpu_seconds", -1.0, "not a duration"),
+        ("result", "cpu_seconds", 1.7e308, "not a duration"),  # two of them would add up to infinity
+        ("result", "loss", -1.7e308, "not a loss"),
         ("result", "run", 5, "run"),
     ],
 )
-def test_values_of_the_wrong_kind_are_refused(record: str, key: str, value: object, problem: str) -> None:
-    content = describe_result(make_result())
+def test_values_of_the_wrong_type_are_rejected(record: str, key: str, value: object, problem: str) -> None:
+    content = encode_result(make_result())
     content.config_records[record][key] = value  # type: ignore[assignment]  # wrong on purpose
     with pytest.raises(BadMessageError, match=problem):
-        read_result(content)
+        decode_result(content)
 
 
-def test_a_sum_without_weight_and_a_reply_without_sums_are_refused() -> None:
-    content = describe_result(make_result())
-    del content.array_records["sums"]["fedavg/model#weight"]
+def test_a_sum_without_weight_and_a_reply_without_contribution_are_rejected() -> None:
+    content = encode_result(make_result())
+    del content.array_records["contribution"]["fedavg/model#weight"]
     with pytest.raises(BadMessageError, match="has no weight"):
-        read_result(content)
-    stray = describe_result(make_result())
-    stray.array_records["sums"]["stray"] = array_of(torch.zeros(1))
+        decode_result(content)
+    stray = encode_result(make_result())
+    stray.array_records["contribution"]["stray"] = array_of(torch.zeros(1))
     with pytest.raises(BadMessageError, match="neither a sum nor a weight"):
-        read_result(stray)
-    for empty in (RecordDict(), RecordDict({"result": ConfigRecord()}), RecordDict({"sums": ArrayRecord()})):
+        decode_result(stray)
+    for empty in (RecordDict(), RecordDict({"result": ConfigRecord()}), RecordDict({"contribution": ArrayRecord()})):
         with pytest.raises(BadMessageError):
-            read_result(empty)
+            decode_result(empty)

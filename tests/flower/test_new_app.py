@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from fedfa.cli.app import app as command_line
 from fedfa.errors import FedfaError
 from fedfa.flower import app_folder
+from fedfa.flower.config import RunConfig
 from fedfa.flower.operate.new_app import project_name, write_app
-from fedfa.flower.settings import RunConfig
 
 
 def config_of(folder: Path) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def config_of(folder: Path) -> dict[str, Any]:
     return project
 
 
-def test_it_has_every_key_of_the_built_in_app_and_names_its_own_module(tmp_path: Path) -> None:
+def test_the_new_app_has_every_key_of_the_built_in_app_and_names_its_own_module(tmp_path: Path) -> None:
     write_app(tmp_path / "Our Clinic")
     new, built_in = config_of(tmp_path / "Our Clinic"), config_of(app_folder())
     assert new["project"]["name"] == "our-clinic"
@@ -34,18 +34,18 @@ def test_it_has_every_key_of_the_built_in_app_and_names_its_own_module(tmp_path:
     assert values["federation"]["evaluation"] == "sites"
 
 
-def test_its_run_config_is_sound(tmp_path: Path) -> None:
+def test_the_new_apps_run_config_is_valid(tmp_path: Path) -> None:
     write_app(tmp_path / "app")
     values = config_of(tmp_path / "app")["tool"]["flwr"]["app"]["config"]
     rules = values.pop("federation")
     config = RunConfig({**values, **{f"federation.{key}": value for key, value in rules.items()}}, own_data=True)
-    settings = config.settings(sites=3)
+    settings = config.config(sites=3)
     assert settings.rounds == 5
     assert settings.local.lr == 0.1
     assert settings.data.clients == 3
 
 
-def test_its_example_data_are_skewed_repeatable_and_fit_its_network(tmp_path: Path) -> None:
+def test_the_new_apps_example_data_are_skewed_repeatable_and_fit_its_network(tmp_path: Path) -> None:
     import torch
 
     write_app(tmp_path / "app")
@@ -65,19 +65,19 @@ def test_its_example_data_are_skewed_repeatable_and_fit_its_network(tmp_path: Pa
     assert held == [{0, 1}, {1, 2}, {2, 3}, {0, 3}]
 
 
-def test_nothing_is_written_over(tmp_path: Path) -> None:
+def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "something").write_text("precious")
-    with pytest.raises(FedfaError, match="holds something already"):
+    with pytest.raises(FedfaError, match="exists and is not empty"):
         write_app(tmp_path)
     assert (tmp_path / "something").read_text() == "precious"
     write_app(tmp_path / "empty")
     before = (tmp_path / "empty" / "site_app.py").read_bytes()
-    with pytest.raises(FedfaError, match="holds something already"):
+    with pytest.raises(FedfaError, match="exists and is not empty"):
         write_app(tmp_path / "empty")
     assert (tmp_path / "empty" / "site_app.py").read_bytes() == before
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FedfaError, match=r"cannot write to .*file/app: Not a directory"):
         write_app(tmp_path / "file" / "app")
@@ -88,7 +88,7 @@ def test_every_folder_gives_a_name_that_flower_allows(folder: str, name: str) ->
     assert project_name(folder) == name
 
 
-def test_the_command_says_what_to_do_next(tmp_path: Path) -> None:
+def test_the_command_prints_the_next_steps(tmp_path: Path) -> None:
     done = CliRunner().invoke(command_line, ["flower", "new", str(tmp_path / "app")])
     assert done.exit_code == 0, done.output
     assert "fedfa flower up --app" in done.output

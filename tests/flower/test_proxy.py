@@ -35,7 +35,7 @@ class Proxied:
     federation: LocalFederation
     port: int
 
-    def post(self, path: str, body: bytes = b"", *, directly: bool = False) -> tuple[int, str]:
+    def transport(self, path: str, body: bytes = b"", *, directly: bool = False) -> tuple[int, str]:
         """Send a request as Flower's clients do, the path as it is; status and text of the answer."""
         host, port = ("127.0.0.1", int(self.federation.address.split(":")[1])) if directly else ("localhost", self.port)
         trust = ssl.create_default_context(cafile=str(self.federation.folder / "keys" / "ca.crt"))
@@ -63,7 +63,7 @@ def nginx_configuration(folder: Path, keys: Path, superlink: str, port: int) -> 
     places = "".join(
         f"{kind}_temp_path {folder}/{kind};\n" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
-    # One process, which is in our box: it ends with the test, whatever happens.
+    # One supervised process: it ends with the test, whatever happens.
     return (
         f"daemon off; master_process off; pid {folder}/pid; error_log stderr;\nevents {{}}\n"
         f"http {{\naccess_log {folder}/access.log;\n{places}{block}}}\n"
@@ -74,7 +74,7 @@ def nginx_configuration(folder: Path, keys: Path, superlink: str, port: int) -> 
 def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
     folder = tmp_path_factory.mktemp("proxy")
     assert NGINX is not None
-    with LocalFederation(folder / "federation", warm=False) as federation, socket.socket() as probe:
+    with LocalFederation(folder / "federation", fork_server=False) as federation, socket.socket() as probe:
         federation.start_superlink()
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -108,32 +108,32 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
         "/v1/fleet/..%2fcontrol/list-runs",
     ],
 )
-def test_sites_are_refused_whatever_is_not_below_v1_fleet(path: str, proxied: Proxied) -> None:
-    status, text = proxied.post(path)
+def test_the_proxy_refuses_paths_outside_v1_fleet(path: str, proxied: Proxied) -> None:
+    status, text = proxied.transport(path)
     assert (status, "nginx" in text) == (403, True)
 
 
-def test_without_the_proxy_anybody_could_list_runs(proxied: Proxied) -> None:
+def test_without_the_proxy_runs_can_be_listed(proxied: Proxied) -> None:
     """What the refusals above are worth: the same request is served to whoever reaches the SuperLink itself."""
-    assert proxied.post("/v1/control/list-runs", directly=True)[0] == 200
+    assert proxied.transport("/v1/control/list-runs", directly=True)[0] == 200
 
 
 def test_the_superlink_gets_the_path_that_nginx_has_checked(proxied: Proxied) -> None:
     """Passed on as typed, this path is unknown to the SuperLink (404); cleaned, it leads to where a key is wanted."""
     path = "/v1/control/../fleet/activate-node"
-    assert proxied.post(path, directly=True)[0] == 404
-    assert proxied.post(path)[0] == 401
+    assert proxied.transport(path, directly=True)[0] == 404
+    assert proxied.transport(path)[0] == 401
 
 
-def test_pieces_of_a_model_reach_the_superlink_which_wants_a_key_and_endless_requests_do_not(proxied: Proxied) -> None:
+def test_pieces_of_a_model_reach_the_superlink_and_endless_requests_do_not(proxied: Proxied) -> None:
     """Zeros are no message, and the SuperLink says so (400): it has read them all. nginx's own limit is 1 MiB."""
-    status, text = proxied.post("/v1/fleet/activate-node")
+    status, text = proxied.transport("/v1/fleet/activate-node")
     assert status == 401
     assert "nginx" not in text
-    status, text = proxied.post("/v1/fleet/push-object", bytes(PIECE + 2**16))
+    status, text = proxied.transport("/v1/fleet/push-object", bytes(PIECE + 2**16))
     assert status == 400
     assert "nginx" not in text
-    assert proxied.post("/v1/fleet/push-object", bytes(17 * 2**20))[0] == 413
+    assert proxied.transport("/v1/fleet/push-object", bytes(17 * 2**20))[0] == 413
 
 
 def test_a_site_with_a_registered_key_joins_through_the_proxy(proxied: Proxied, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""An update that is not sound is rejected with a line that names the node, leaves no trace, and the round goes on."""
+"""An invalid update is rejected with a log line that names the node, leaves no trace, and the round continues."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from flwr.app import Array, Error, Message
 
 from fedfa.engines.engine import Engine
 from fedfa.errors import FederationError
+from fedfa.experiment.experiment import Experiment
+from fedfa.experiment.files import load_tensors
 from fedfa.flower.messages import NUMPY, array_of, tensor_of
 from fedfa.learning.client import ClientResult, RoundPlan
-from fedfa.learning.server import ServerState
-from fedfa.learning.tensors import PartTensors
-from fedfa.studies.files import load_tensors
-from fedfa.studies.setup import Laboratory
-from tests.flower.loopback import LoopbackGrid, Tamper, turn
+from fedfa.learning.tensors import ComponentTensors
+from tests.experiment.run_toys import equal_tensors, timeless
+from tests.flower.loopback import LoopbackGrid, Tamper, round_and_client
 from tests.flower.small_sites import serve, simulate, small_grid
-from tests.studies.study_toys import equal_tensors, timeless
 
 WEIGHT = "scaffold/model:out.weight"
 BAD_SITE, BAD_ROUND = 2, 1
@@ -33,7 +32,7 @@ def spoiling(change: Callable[[Message], None], site: int = BAD_SITE, round: int
     """Spoil the reply of one site in one round (both counted from 0)."""
 
     def tamper(asked: Message, reply: Message) -> Message:
-        if turn(asked) == (round, site):
+        if round_and_client(asked) == (round, site):
             change(reply)
         return reply
 
@@ -42,8 +41,8 @@ def spoiling(change: Callable[[Message], None], site: int = BAD_SITE, round: int
 
 def array(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Message], None]:
     def spoil(reply: Message) -> None:
-        sums = reply.content.array_records["sums"]
-        sums[name] = array_of(change(tensor_of(sums[name])))
+        contribution = reply.content.array_records["contribution"]
+        contribution[name] = array_of(change(tensor_of(contribution[name])))
 
     return spoil
 
@@ -55,8 +54,12 @@ def value(name: str, to: object) -> Callable[[Message], None]:
     return spoil
 
 
+def put(name: str, array: Array) -> Callable[[Message], None]:
+    return lambda reply: reply.content.array_records["contribution"].__setitem__(name, array)
+
+
 def drop(name: str) -> Callable[[Message], None]:
-    return lambda reply: reply.content.array_records["sums"].__delitem__(name)
+    return lambda reply: reply.content.array_records["contribution"].__delitem__(name)
 
 
 def weightless_but_huge(reply: Message) -> None:
@@ -75,18 +78,20 @@ def one(bad: float) -> Callable[[torch.Tensor], torch.Tensor]:
 BAD = {
     "NaN": (array(WEIGHT, one(math.nan)), "not finite"),
     "infinity": (array(WEIGHT, one(-math.inf)), "not finite"),
-    "shape": (array(WEIGHT, lambda t: t[:, 1:]), r"has the shape \[4, 7\], not \[4, 8\]"),
-    "transposed": (array(WEIGHT, lambda t: t.T), r"has the shape \[8, 4\]"),
+    "shape": (array(WEIGHT, lambda t: t[:, 1:]), r"has shape \[4, 7\], not \[4, 8\]"),
+    "transposed": (array(WEIGHT, lambda t: t.T), r"has shape \[8, 4\]"),
     "dtype": (array(WEIGHT, torch.Tensor.double), "is torch.float64, not torch.float32"),
     "counter as float32": (array("scaffold/model:norm.num_batches_tracked", torch.Tensor.float), "not torch.float64"),
     "missing tensor": (drop(WEIGHT), "lacks out.weight"),
     "extra tensor": (
-        lambda reply: reply.content.array_records["sums"].update({"scaffold/model:x": array_of(torch.zeros(1))}),
+        lambda reply: reply.content.array_records["contribution"].update(
+            {"scaffold/model:x": array_of(torch.zeros(1))}
+        ),
         "unknown tensor 'x'",
     ),
     "extra group": (
-        lambda reply: reply.content.array_records["sums"].update({"x/y#weight": array_of(torch.zeros(()))}),
-        "unknown sums x/y",
+        put("x/y#weight", array_of(torch.zeros(()))),
+        "unknown groups x/y",
     ),
     "weightless": (drop("scaffold/model#weight"), "has no weight"),
     "negative weight": (array("scaffold/model#weight", lambda w: -w), "negative"),
@@ -96,12 +101,14 @@ BAD = {
     "huge norm without weight": (weightless_but_huge, "norm of scaffold/model is inf"),
     "old round": (value("round", 0), "it belongs to round 1, not 2"),
     "other run": (value("run", "00" * 16), "another run"),
-    "other client": (value("client", 0), "calls itself client 0"),
+    "other client": (value("client", 0), "is from client 0, but the plan went to"),
     "more samples than announced": (value("sample_steps", 10**6), "a client with 60 samples makes"),
     "fewer steps": (value("steps", 1), "makes 4 over 60"),
     "not a number": (value("steps", "many"), "not of type int"),
     "not an array": (
-        lambda reply: reply.content.array_records["sums"].update({WEIGHT: Array("float32", (4, 8), NUMPY, b"?")}),
+        lambda reply: reply.content.array_records["contribution"].update(
+            {WEIGHT: Array("float32", (4, 8), NUMPY, b"?")}
+        ),
         "NumPy's format",
     ),
     "empty": (lambda reply: reply.content.clear(), "no record 'result'"),
@@ -117,21 +124,21 @@ class _Losing:
         self.remarks, self.close = engine.remarks, engine.close
 
     def train(
-        self, plan: RoundPlan, clients: Sequence[int], kept: Callable[[int], PartTensors]
+        self, plan: RoundPlan, clients: Sequence[int], client_state: Callable[[int], ComponentTensors]
     ) -> Iterator[ClientResult]:
         lost = {BAD_SITE} if plan.round == BAD_ROUND else set()
-        yield from self.engine.train(plan, [client for client in clients if client not in lost], kept)
+        yield from self.engine.train(plan, [client for client in clients if client not in lost], client_state)
 
 
-class LosingLaboratory(Laboratory):
-    def engine(self, state: ServerState | None = None) -> Engine:
-        return _Losing(super().engine(state))
+class LosingExperiment(Experiment):
+    def engine(self) -> Engine:
+        return _Losing(super().engine())
 
 
 @pytest.fixture(scope="module")
 def without_it(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The simulator's run in which site 2 has no part in round 2."""
-    return simulate(tmp_path_factory.mktemp("reference") / "run", LosingLaboratory).folder
+    return simulate(tmp_path_factory.mktemp("reference") / "run", LosingExperiment).directory
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -160,7 +167,7 @@ def test_a_bad_update_is_rejected_and_leaves_no_trace(
         assert record == expected
 
 
-def test_a_norm_limit_of_ones_own_holds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_configured_norm_limit_is_enforced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     limits: dict[str, Any] = {"federation__norm_limit": 1e-9, "federation__attempts": 1}
     with (
         caplog.at_level(logging.WARNING, "fedfa"),
@@ -169,11 +176,11 @@ def test_a_norm_limit_of_ones_own_holds(tmp_path: Path, caplog: pytest.LogCaptur
         serve(tmp_path / "run", small_grid(tmp_path), **limits)
 
 
-def test_a_site_that_fails_tells_why_and_the_round_goes_on(
+def test_a_site_that_fails_reports_why_and_the_round_continues(
     tmp_path: Path, without_it: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def tamper(asked: Message, reply: Message) -> Message:
-        fails = turn(asked) == (BAD_ROUND, BAD_SITE)
+        fails = round_and_client(asked) == (BAD_ROUND, BAD_SITE)
         return Message(Error(1001, "the disk is full"), reply_to=asked) if fails else reply
 
     with caplog.at_level(logging.WARNING, "fedfa"):
@@ -182,9 +189,9 @@ def test_a_site_that_fails_tells_why_and_the_round_goes_on(
     assert equal_tensors(load_tensors(flower / "server.safetensors"), load_tensors(without_it / "server.safetensors"))
 
 
-def test_a_site_that_is_silent_is_waited_for_no_longer_than_the_deadline(tmp_path: Path, without_it: Path) -> None:
+def test_a_round_does_not_wait_for_an_unresponsive_site_beyond_its_deadline(tmp_path: Path, without_it: Path) -> None:
     def tamper(asked: Message, reply: Message) -> Message | None:
-        return None if turn(asked) == (BAD_ROUND, BAD_SITE) else reply
+        return None if round_and_client(asked) == (BAD_ROUND, BAD_SITE) else reply
 
     flower = serve(tmp_path / "run", small_grid(tmp_path, tamper))
     assert timeless(flower)[1]["federation"]["absent"] == [BAD_SITE]
@@ -192,7 +199,7 @@ def test_a_site_that_is_silent_is_waited_for_no_longer_than_the_deadline(tmp_pat
 
 
 class _StrictGrid(LoopbackGrid):
-    """Like Flower's own: fails at a reply that it cannot put together, and what came with it is lost."""
+    """Like Flower's own grid: a reply that cannot be decoded fails the call and loses the other replies."""
 
     unreadable = -1
 

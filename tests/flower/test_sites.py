@@ -1,4 +1,4 @@
-"""What sites and server make of what they are given: run configs, test data, evaluations."""
+"""Run configs, own test data and combined evaluations."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedfa.data import DataSet, Normalisation, Samples
-from fedfa.errors import DataError, SettingsError
+from fedfa.errors import ConfigError, DataError
+from fedfa.flower.config import RunConfig
 from fedfa.flower.engine import combine
 from fedfa.flower.messages import SiteEvaluation
-from fedfa.flower.settings import RunConfig
 from fedfa.flower.site import own_test_data, without_data
 from fedfa.learning.evaluate import judge
 
@@ -64,14 +64,14 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 3))
 
 
-def part(count: int, value: float) -> tuple[Any, Any]:
+def component(count: int, value: float) -> tuple[Any, Any]:
     return torch.full((count, 2), value).numpy(), (torch.arange(count) % 3).numpy()
 
 
 @pytest.mark.parametrize(
-    "loaded", [part(6, 2.0), {"test": part(6, 2.0)}, {"train": part(30, 1.0), "test": part(6, 2.0)}]
+    "loaded", [component(6, 2.0), {"test": component(6, 2.0)}, {"train": component(30, 1.0), "test": component(6, 2.0)}]
 )
-def test_the_server_tests_on_the_test_part(loaded: Any) -> None:
+def test_the_server_evaluates_on_the_test_split(loaded: Any) -> None:
     test = own_test_data(loaded, network)
     federation = without_data(test, 3, torch.zeros(2, 2), 4)
     assert len(federation.dataset.test) == 6
@@ -98,16 +98,16 @@ def test_a_data_set_is_tested_with_its_own_normalisation(blobs: DataSet) -> None
 @pytest.mark.parametrize(
     ("loaded", "words"),
     [
-        ({"train": part(6, 1.0)}, "load_test_data returned the parts train; give 'test'"),
-        ({"test": part(6, 1.0), "tests": part(6, 1.0)}, "parts test, tests"),
+        ({"train": component(6, 1.0)}, "load_test_data returned the splits train; return 'test'"),
+        ({"test": component(6, 1.0), "tests": component(6, 1.0)}, "splits test, tests"),
     ],
 )
-def test_what_is_no_test_data(loaded: Any, words: str) -> None:
+def test_invalid_test_data_is_rejected(loaded: Any, words: str) -> None:
     with pytest.raises(DataError, match=words):
         own_test_data(loaded, network)
 
 
-def test_a_data_set_without_test_samples_is_none(blobs: DataSet) -> None:
+def test_a_data_set_without_test_samples_is_rejected(blobs: DataSet) -> None:
     empty = blobs.test.subset(torch.zeros(0, dtype=torch.int64))
     given = DataSet("own", blobs.train, empty, blobs.classes, (), Normalisation(), "x", {})
     with pytest.raises(DataError, match="no test samples"):
@@ -124,21 +124,21 @@ def test_a_data_set_without_test_samples_is_none(blobs: DataSet) -> None:
     ],
 )
 def test_a_method_is_named_as_on_the_command_line(values: dict[str, Any], variant: str) -> None:
-    settings = RunConfig({"preset": "digits-c2", **values}).settings(3)
-    assert (settings.algorithm.recipe, settings.algorithm.variant) == ("fedfa", variant)
+    config = RunConfig({"preset": "digits-c2", **values}).config(3)
+    assert (config.algorithm.name, config.algorithm.variant) == ("fedfa", variant)
 
 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
         ({"settings": "local.lr='0.1"}, r"settings = .* cannot be split into assignments: No closing quotation"),
-        ({"data.clients": "x"}, r"data\.clients = 'x' is no number of sites"),
+        ({"data.clients": "x"}, r"data\.clients = 'x' is not a number of sites"),
         ({"data": 3}, r"data = 3: this is a table"),
         ({"settings": "model=3"}, r"model = 3: this is a table"),
-        ({"insight.every": 1}, r"leave insight\.every and insight\.features out"),
+        ({"diagnostics.every": 1}, r"leave diagnostics\.every and diagnostics\.features out"),
         ({"preset": "digits-c3"}, "did you mean 'digits-c2'"),
     ],
 )
-def test_a_run_config_that_cannot_be_is_refused_in_words(values: dict[str, Any], words: str) -> None:
-    with pytest.raises(SettingsError, match=words):
+def test_an_invalid_run_config_is_rejected(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
         RunConfig({"preset": "digits-c2", **values}).check()

@@ -1,4 +1,4 @@
-"""`fedfa flower up`: what it asks for, what it refuses, and that it leaves nothing behind however it ends."""
+"""`fedfa flower up`: its configuration, its errors, and that no process is left however it ends."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from fedfa.errors import FedfaError, RunError, SettingsError
+from fedfa.errors import ConfigError, FedfaError, RunError
+from fedfa.experiment.config import Config
+from fedfa.flower.config import RunConfig
 from fedfa.flower.operate.federation import LocalFederation
 from fedfa.flower.operate.keys import make_node_key, make_server_keys
-from fedfa.flower.operate.tryout import TryOut, _alone, as_run_config, rules_of
-from fedfa.flower.settings import RunConfig
-from fedfa.studies.settings import Settings
+from fedfa.flower.operate.local_deployment import LocalDeployment, _exclusive, as_run_config, federation_config_of
 
 FEDFA = str(Path(sys.executable).parent / "fedfa")
 
@@ -25,40 +25,40 @@ FEDFA = str(Path(sys.executable).parent / "fedfa")
 @pytest.mark.parametrize("preset", ["digits-c2", "fmnist-c2", "mixed-digits-dir0.1", "cifar10-dir0.5-momentum"])
 def test_the_run_config_means_exactly_the_settings_of_fedfa_run(preset: str) -> None:
     """Through Flower's flat configuration and back: lists, tables and texts with blanks come out as they went in."""
-    layers = {"algorithm": {"recipe": "fedfa"}, "rounds": 7, "data": {"clients": 3, "dir": "/data/with blanks and 'x'"}}
-    settings = Settings.preset(
+    layers = {"algorithm": {"name": "fedfa"}, "rounds": 7, "data": {"clients": 3, "dir": "/data/with blanks and 'x'"}}
+    settings = Config.preset(
         preset, layers, {"cohort": {"clients": 3}, "model": {"name": "mlp", "options": {"hidden": [8, 4]}}}
     )
-    assert RunConfig(as_run_config(settings)).settings(sites=3) == settings
+    assert RunConfig(as_run_config(settings)).config(sites=3) == settings
 
 
-def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path: Path) -> None:
+def test_a_directory_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("{}")
-    with pytest.raises(RunError, match="holds a run already; go on with it by --resume"):
-        TryOut(tmp_path, tmp_path).run()
+    with pytest.raises(RunError, match="already holds a run; continue it with --resume"):
+        LocalDeployment(tmp_path, tmp_path).run()
 
 
-def test_a_second_try_out_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+def test_a_second_local_deployment_in_the_same_directory_is_an_error(tmp_path: Path) -> None:
     """It would delete the keys and the database of the first one."""
     (tmp_path / "flower" / "keys").mkdir(parents=True)
     (tmp_path / "pyproject.toml").touch()
-    with _alone(tmp_path / "flower"), pytest.raises(RunError, match="another try-out is using"):
-        TryOut(tmp_path, tmp_path).run()
+    with _exclusive(tmp_path / "flower"), pytest.raises(RunError, match="another local deployment is using"):
+        LocalDeployment(tmp_path, tmp_path).run()
     assert (tmp_path / "flower" / "keys").exists()
-    with _alone(tmp_path / "flower"):
+    with _exclusive(tmp_path / "flower"):
         pass  # free again
 
 
-def test_a_folder_without_an_app_and_a_rule_that_does_not_exist_are_named(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="holds no Flower app"):
-        rules_of(tmp_path)
+def test_a_missing_app_and_an_unknown_federation_key_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no Flower app"):
+        federation_config_of(tmp_path)
     (tmp_path / "pyproject.toml").write_text("[tool.flwr.app.config.federation]\nquorum = 0.9\n")
-    assert rules_of(tmp_path) == {"quorum": 0.9}
-    with pytest.raises(SettingsError, match=r"unknown key federation.quorun.*did you mean 'quorum'"):
-        TryOut(tmp_path, tmp_path / "out", rules={"quorun": 0.5}).run()
+    assert federation_config_of(tmp_path) == {"quorum": 0.9}
+    with pytest.raises(ConfigError, match=r"unknown key federation.quorun.*did you mean 'quorum'"):
+        LocalDeployment(tmp_path, tmp_path / "out", federation={"quorun": 0.5}).run()
 
 
-def test_the_keys_are_private_verify_and_are_never_written_over(tmp_path: Path) -> None:
+def test_keys_are_private_verify_and_are_never_overwritten(tmp_path: Path) -> None:
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
@@ -76,13 +76,13 @@ def test_the_keys_are_private_verify_and_are_never_written_over(tmp_path: Path) 
     private = load_ssh_private_key(node.private.read_bytes(), None)
     public = load_ssh_public_key(node.public.read_bytes())
     assert private.public_key() == public
-    with pytest.raises(FedfaError, match="never written over"):
+    with pytest.raises(FedfaError, match="never overwritten"):
         make_node_key(tmp_path, "site0")
 
 
-def test_every_process_gets_a_home_of_its_own_and_none_calls_home(tmp_path: Path) -> None:
+def test_every_process_has_its_own_home_and_no_telemetry(tmp_path: Path) -> None:
     pytest.importorskip("flwr")
-    with LocalFederation(tmp_path, tls=False, warm=False) as federation:
+    with LocalFederation(tmp_path, tls=False, fork_server=False) as federation:
         script = "import os, json; print(json.dumps(dict(os.environ)))"
         one = federation._start("one", [sys.executable, "-c", script])
         assert one.wait(30) == 0
@@ -110,7 +110,7 @@ def processes_about(text: str) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_up_stopped_in_the_middle_leaves_no_process_and_can_be_resumed(
+def test_up_stopped_during_a_run_leaves_no_process_and_can_be_resumed(
     number: signal.Signals, tmp_path: Path, data_dir: Path
 ) -> None:
     pytest.importorskip("flwr")
@@ -131,12 +131,12 @@ def test_up_stopped_in_the_middle_leaves_no_process_and_can_be_resumed(
         finally:
             up.kill()
     assert code == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
-    deadline = time.monotonic() + (30 if number == signal.SIGKILL else 0)  # then nobody waits for the boxes
+    deadline = time.monotonic() + (30 if number == signal.SIGKILL else 0)  # then nothing waits for the supervisors
     while (left := processes_about(str(out))) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not left
     if number == signal.SIGINT:
-        assert "Go on with: fedfa flower up --resume --sites 2" in (tmp_path / "said").read_text().replace("\n", " ")
+        assert "Resume with: fedfa flower up --resume --sites 2" in (tmp_path / "said").read_text().replace("\n", " ")
         done = len((out / "metrics.jsonl").read_text().splitlines())
         config = (out / "config.toml").read_text()
         assert "rounds = 60" in config

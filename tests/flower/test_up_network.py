@@ -1,4 +1,4 @@
-"""No calls home: a whole federation in a network that holds this machine only, and a trap that sees every attempt."""
+"""No telemetry: a federation in a network namespace with a trap that records every attempted connection."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ print("loopback works")
 
 @needs_namespaces
 @pytest.mark.federation
-def test_a_try_out_of_a_new_app_works_without_any_network_and_tries_to_reach_nobody(tmp_path: Path) -> None:
+def test_a_local_deployment_of_a_new_app_needs_and_uses_no_network(tmp_path: Path) -> None:
     """The app as `fedfa flower new` writes it, through `fedfa flower up` with TLS and keys, from start to end."""
     pytest.importorskip("flwr")
     app, out = tmp_path / "app", tmp_path / "run"
@@ -77,7 +77,7 @@ def test_a_try_out_of_a_new_app_works_without_any_network_and_tries_to_reach_nob
 
 @needs_namespaces
 @pytest.mark.slow
-def test_without_our_switches_flower_does_call_home(tmp_path: Path) -> None:
+def test_without_the_variables_flower_does_use_the_network(tmp_path: Path) -> None:
     """Else the test above would show nothing."""
     pytest.importorskip("flwr")
     loud = {"FLWR_HOME": str(tmp_path), "FLWR_TELEMETRY_ENABLED": "1", "FLWR_DISABLE_UPDATE_CHECK": "0"}

@@ -15,11 +15,11 @@ import torch
 from fedfa.data import load
 from fedfa.data.cache import data_directory
 from fedfa.errors import DataError
+from fedfa.experiment.experiment import Experiment
+from fedfa.experiment.files import load_tensors
+from fedfa.experiment.run import run
 from fedfa.flower.operate.federation import LocalFederation
 from fedfa.flower.operate.keys import make_server_keys
-from fedfa.studies.files import load_tensors
-from fedfa.studies.run import run
-from fedfa.studies.setup import prepare
 from tests.flower import real
 
 pytest.importorskip("flwr")
@@ -46,12 +46,12 @@ def federation(tmp_path_factory: pytest.TempPathFactory, fashion: Path) -> Itera
         yield started
 
 
-@pytest.mark.parametrize("recipe", ["fedfa", "fedavg"])
+@pytest.mark.parametrize("algorithm", ["fedfa", "fedavg"])
 def test_three_sites_with_tls_and_keys_train_to_the_same_bits_as_the_simulator(
-    recipe: str, federation: LocalFederation, fashion: Path, tmp_path: Path
+    algorithm: str, federation: LocalFederation, fashion: Path, tmp_path: Path
 ) -> None:
     """Fashion-MNIST, 20,000 samples of some classes at each site."""
-    settings = real.quick_settings(recipe, rounds=2, sites=SITES, data="fashion-mnist", batch_size=200)
+    settings = real.quick_settings(algorithm, rounds=2, sites=SITES, data="fashion-mnist", batch_size=200)
     out = tmp_path / "flower"
     summary = real.finish(real.submit(federation, settings, out, fashion), out)
     records = real.metrics(out)
@@ -59,20 +59,20 @@ def test_three_sites_with_tls_and_keys_train_to_the_same_bits_as_the_simulator(
     assert all(sorted(record["cohort"]) == [0, 1, 2] for record in records)
     here = run(settings, tmp_path / "simulator")
     assert summary["final_accuracy"] == here.final_accuracy > 0.3
-    real.assert_same_tensors(out / "model.safetensors", here.folder / "model.safetensors")
-    real.assert_same_tensors(out / "server.safetensors", here.folder / "server.safetensors")
-    if recipe == "fedfa":
-        before = prepare(settings).initial_state().parts["anchors"]
+    real.assert_same_tensors(out / "model.safetensors", here.directory / "model.safetensors")
+    real.assert_same_tensors(out / "server.safetensors", here.directory / "server.safetensors")
+    if algorithm == "fedfa":
+        before = Experiment.from_config(settings).training.init().components["anchors"]
         after = load_tensors(out / "server.safetensors")
         for name, value in before.items():
             moved = (after[f"anchors/{name}"] - value).double().norm(dim=-1) if value.is_floating_point() else None
             assert moved is None or moved.ndim == 0 or bool(torch.all(moved > 0)), "every class's anchor moves"
 
 
-def test_a_site_whose_key_is_not_registered_gets_nowhere(
+def test_a_site_with_an_unregistered_key_is_not_admitted(
     federation: LocalFederation, fashion: Path, tmp_path: Path
 ) -> None:
-    """Its key is as good as the others', it knows the server's certificate, but nobody has told the SuperLink of it."""
+    """A site with a valid key and the server's certificate, whose key is not registered."""
     before = federation.flwr("supernode", "list", "here", "--format", "json")
     program = [str(Path(sys.executable).parent / "fedfa"), "flower", "supernode"]
     config = real.site_config(7, 8, fashion, tmp_path)
@@ -85,7 +85,7 @@ def test_a_site_whose_key_is_not_registered_gets_nowhere(
     assert all(federation.processes.running[f"site{site}"].exit_code is None for site in range(SITES))
 
 
-def test_a_connection_that_is_not_encrypted_and_a_strange_certificate_are_refused(
+def test_an_unencrypted_connection_and_an_unknown_certificate_are_refused(
     federation: LocalFederation, tmp_path: Path
 ) -> None:
     def ask(scheme: str, authority: Path | None = None) -> int:

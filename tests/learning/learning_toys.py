@@ -1,21 +1,24 @@
-"""Small pieces to train with: data, networks, parts that write down what happens."""
+"""Small data sets and networks, and a bench that trains them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedfa.algorithms.fedavg import Averaging
-from fedfa.learning.client import ClientTrainer, RoundPlan
-from fedfa.learning.part import LocalTraining, Part, Role, Task
+from fedfa.algorithms.fedavg import FedAvg
+from fedfa.learning.algorithm import Algorithm
+from fedfa.learning.client import ClientResult, RoundPlan
+from fedfa.learning.component import Component
+from fedfa.learning.context import LocalTraining, Task
 from fedfa.learning.random import torch_stream
-from fedfa.learning.recipe import Recipe
-from fedfa.learning.tensors import PartTensors, clone
+from fedfa.learning.round import ClientStatesInMemory, ServerState, Training
+from fedfa.learning.tensors import ComponentTensors, clone
 from fedfa.models.split import SplitModel
+from fedfa.stacking.trainer import StackedTrainer
 
 CLASSES, WIDTH = 3, 4
 
@@ -56,19 +59,32 @@ def local(epochs: int = 2, batch_size: int = 4, lr: float = 0.1, **more: Any) ->
 
 
 class Bench:
-    """A recipe with a network, ready to train clients one by one."""
+    """An algorithm with a network, ready to train single clients or rounds."""
 
     def __init__(
-        self, parts: Sequence[Part[Any]] = (), network: SplitModel | None = None, buffers_local: bool = False
+        self, components: Sequence[Component] = (), network: SplitModel | None = None, local_buffers: bool = False
     ) -> None:
         self.network = network if network is not None else toy_network()
         self.start = clone(self.network.state())
-        self.recipe = Recipe([Averaging(), *parts])
-        self.task = Task(self.network, CLASSES, num_clients=5, rounds=3)
-        self.roles: Mapping[str, Role] = self.recipe.roles(self.task, local_buffers=buffers_local)
-        self.trainer = ClientTrainer(self.network, self.recipe, self.roles)
+        aggregates = any(component.traits.aggregates for component in components)
+        self.algorithm = Algorithm(components if aggregates else [FedAvg(), *components])
+        task = self.algorithm.with_roles(Task(self.network, CLASSES, 5, rounds=3), local_buffers=local_buffers)
+        self.training = Training(self.algorithm, task, seed=1)
+        self.trainer = StackedTrainer(self.network, self.algorithm, task.roles)
 
     def plan(
-        self, round: int = 0, how: LocalTraining | None = None, received: PartTensors | None = None, seed: int = 1
+        self, round: int = 0, how: LocalTraining | None = None, broadcast: ComponentTensors | None = None, seed: int = 1
     ) -> RoundPlan:
-        return RoundPlan(round, clone(self.start), received or {}, how if how is not None else local(), seed, rounds=3)
+        return RoundPlan(round, clone(self.start), broadcast or {}, how if how is not None else local(), seed, rounds=3)
+
+    def state(self) -> ServerState:
+        """The server state before the first round."""
+        return ServerState(0, clone(self.start), self.algorithm.init(self.training.task, seed=1))
+
+    def round(self, state: ServerState, each: Sequence[ToyData]) -> ServerState:
+        """The state after a round of all these clients."""
+
+        def train(plan: RoundPlan, clients: Sequence[int], client_state: Any) -> Iterator[ClientResult]:
+            return (self.trainer.train(plan, client, each[client], client_state(client)) for client in clients)
+
+        return self.training.apply(state, range(len(each)), local(), train, ClientStatesInMemory())[0]

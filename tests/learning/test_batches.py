@@ -1,6 +1,9 @@
-"""Batches come in order and whole, however many are fetched at once; weights of classes are right in each of them."""
+"""Batches are in order and complete, however many are fetched at once; class counts are right in each of them."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +15,9 @@ from torch.nn import functional
 
 from fedfa.learning import batches
 from fedfa.learning.batches import Fetched, Fetching, Labels
-from fedfa.learning.stacking import SideBySide
+from fedfa.learning.context import LocalTraining
+from fedfa.stacking import trainer
+from fedfa.stacking.client_axis import StackedSamples
 
 CPU = torch.device("cpu")
 
@@ -63,13 +68,13 @@ def test_a_batch_larger_than_the_room_is_fetched_alone(monkeypatch: pytest.Monke
     assert rows.asked == [4, 4, 2]
 
 
-def test_the_samples_of_each_class_of_a_batch_share_its_weight() -> None:
-    """Batches (0, 0, 1), (1, 1, 1) and (2): each class of a batch weighs 6."""
+def test_class_counts_are_those_of_each_batch() -> None:
+    """Batches (0, 0, 1), (1, 1, 1) and (2)."""
     labels = Labels(torch.tensor([0, 0, 1, 1, 1, 1, 2]), 3, 3)
-    found = [labels.class_weights(number, 6.0, torch.float64).flatten().tolist() for number in range(3)]
-    assert found == [[3.0, 3.0, 6.0], [2.0, 2.0, 2.0], [6.0]]
-    assert labels.class_weights(0, 1.0, torch.float32).shape == (3, 1)
-    assert labels.class_weights(0, 1.0, torch.float32).dtype == torch.float32
+    found = [labels.class_counts(number, torch.float64).flatten().tolist() for number in range(3)]
+    assert found == [[2.0, 2.0, 1.0], [3.0, 3.0, 3.0], [1.0]]
+    assert labels.class_counts(0, torch.float32).shape == (3, 1)
+    assert labels.class_counts(0, torch.float32).dtype == torch.float32
 
 
 @given(
@@ -80,45 +85,48 @@ def test_the_samples_of_each_class_of_a_batch_share_its_weight() -> None:
     ),
     size=st.integers(1, 5),
 )
-def test_clients_side_by_side_have_the_weights_they_have_alone(y: list[list[int]], size: int) -> None:
+def test_stacked_clients_have_the_class_counts_they_have_alone(y: list[list[int]], size: int) -> None:
     together = Labels(torch.tensor(y), size, 5)
     for number in range(-(-len(y[0]) // size)):
-        stacked = together.class_weights(number, 0.3, torch.float32)
+        stacked = together.class_counts(number, torch.float32)
         for client, own in enumerate(y):
-            alone = Labels(torch.tensor(own), size, 5).class_weights(number, 0.3, torch.float32)
+            alone = Labels(torch.tensor(own), size, 5).class_counts(number, torch.float32)
             assert torch.equal(stacked[client], alone)
             counted = [own[number * size : (number + 1) * size].count(label) for label in own[number * size :][:size]]
-            assert alone.flatten().tolist() == pytest.approx([0.3 / count for count in counted])
+            assert alone.flatten().tolist() == counted
 
 
 @given(samples=st.integers(1, 9), size=st.integers(1, 5), clients=st.integers(1, 3), room=st.integers(1, 400))
-def test_epochs_of_clients_side_by_side_are_those_of_each_alone(
-    samples: int, size: int, clients: int, room: int
-) -> None:
+def test_epochs_of_stacked_clients_are_those_of_each_alone(samples: int, size: int, clients: int, room: int) -> None:
     """However many epochs are arranged at once; the third one is cut short."""
     each = [Rows(first=100 * client, size=samples) for client in range(clients)]
-    counts = [-(-samples // size)] * 2 + [1]
+    whole = -(-samples // size)
+    counts = [whole, whole, 1]
+    local = LocalTraining(batch_size=size, steps=sum(counts))
+    ctx: Any = SimpleNamespace(size=samples, local=local, batches_per_epoch=whole, num_classes=3, device=CPU)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batches, "FETCHED", room)
-        together = Fetching(SideBySide(each), size, 3, CPU).epochs(_streams(clients), samples, counts)
-        found = [[(piece.x, piece.y, piece.positions, _told(piece)) for piece in epoch] for epoch in together]
+        patch.setattr(trainer, "FETCHED", room)
+        together = trainer._epochs(StackedSamples(each), _streams(clients), ctx)
+        found = [[(piece.x, piece.y, piece.positions, _of_labels(piece)) for piece in epoch] for epoch in together]
     assert [len(epoch) for epoch in found] == counts
     for client, stream in enumerate(_streams(clients)):
-        alone = Fetching(each[client], size, 3, CPU).epochs([stream], samples, counts)
+        alone = Fetching(each[client], size, 3, CPU).epochs(stream, samples, counts)
         for epoch, own_epoch in zip(found, alone, strict=True):
-            for (*stacked, told), own in zip(epoch, own_epoch, strict=True):
+            for (*stacked, of_labels), own in zip(epoch, own_epoch, strict=True):
                 for one, other in zip(stacked, (own.x, own.y, own.positions), strict=True):
                     assert torch.equal(one[client], other)
-                assert all(torch.equal(one[client], other) for one, other in zip(told, _told(own), strict=True))
+                assert all(
+                    torch.equal(one[client], other) for one, other in zip(of_labels, _of_labels(own), strict=True)
+                )
 
 
 def _streams(clients: int) -> list[np.random.Generator]:
     return [np.random.default_rng(client) for client in range(clients)]
 
 
-def _told(piece: Fetched) -> tuple[Tensor, Tensor]:
+def _of_labels(piece: Fetched) -> tuple[Tensor, Tensor]:
     labels, number = piece.place
-    return labels.class_weights(number, 0.3, torch.float32), labels.targets(number, torch.float32)
+    return labels.class_counts(number, torch.float32), labels.targets(number, torch.float32)
 
 
 def test_targets_are_the_gradient_of_the_mean_cross_entropy_at_the_log_softmax() -> None:

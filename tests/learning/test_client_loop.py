@@ -1,66 +1,63 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from fedfa.errors import ClientError, SettingsError
+from fedfa.errors import ClientError, ConfigError
 from fedfa.learning import local_loop
+from fedfa.learning.aggregate import WeightedSum
 from fedfa.learning.client import MODEL, ClientResult
-from fedfa.learning.part import Batch, ClientContext, NoOptions, Part, Role, Task
-from fedfa.learning.sums import WeightedSum
-from fedfa.learning.tensors import PartTensors, Tensors, clone
+from fedfa.learning.component import Component
+from fedfa.learning.context import Batch, ClientContext, Role, Task
+from fedfa.learning.tensors import ComponentTensors, Tensors, clone
 from fedfa.models.split import SplitModel
 from tests.learning.learning_toys import CLASSES, WIDTH, Bench, local, toy_data, toy_network
 
 
 def update_of(result: ClientResult) -> Tensors:
-    entry = result.sums["fedavg/model"]
+    entry = result.contribution["fedavg/model"]
     return {name: value / entry.weight for name, value in entry.tensors.items()}
 
 
 # -- the order of events ----------------------------------------------------------------------------------------------
-class Probe(Part[NoOptions]):
-    """Writes down every hook that is called."""
+class Probe(Component):
+    """Records every hook that is called."""
 
-    name = "probe"
+    title: str = ""
+    calls: Any = Field(default_factory=list)
 
-    def __init__(self, title: str = "") -> None:
-        super().__init__()
-        self.title = title
-        self.calls: list[str] = []
-
-    def note(self, hook: str) -> None:
+    def _note(self, hook: str) -> None:
         self.calls.append(self.title + hook)
 
     def begin(self, ctx: ClientContext) -> None:
-        self.note("begin")
+        self._note("begin")
 
     def logits(self, ctx: ClientContext, batch: Batch, logits: Tensor) -> Tensor:
-        self.note("logits")
+        self._note("logits")
         return logits
 
     def loss(self, ctx: ClientContext, batch: Batch, loss: Tensor) -> Tensor:
-        self.note("loss")
+        self._note("loss")
         return loss
 
     def gradient(self, ctx: ClientContext, batch: Batch) -> None:
-        self.note("gradient")
+        self._note("gradient")
 
     def after_step(self, ctx: ClientContext, batch: Batch) -> None:
-        self.note("after_step")
+        self._note("after_step")
 
     def after_epoch(self, ctx: ClientContext) -> None:
-        self.note("after_epoch")
-
-    def end(self, ctx: ClientContext) -> None:
-        self.note("end")
+        self._note("after_epoch")
 
     def contribute(self, ctx: ClientContext) -> Mapping[str, WeightedSum]:
-        self.note("contribute")
+        self._note("contribute")
         return {}
 
 
@@ -75,63 +72,58 @@ def test_hooks_are_called_in_the_documented_order() -> None:
     probe = Probe()
     Bench([probe]).trainer.train(Bench().plan(), 0, toy_data(10), {})  # 2 epochs of 3 batches (4 + 4 + 2)
     epoch = [*BATCH * 3, "after_epoch"]
-    assert probe.calls == ["begin", *epoch, *epoch, "end", "contribute"]
+    assert probe.calls == ["begin", *epoch, *epoch, "contribute"]
 
 
-def test_each_hook_runs_for_all_parts_before_the_next_one() -> None:
-    first, second = Probe("1 "), SecondProbe("2 ")
-    second.calls = first.calls
+def test_each_hook_runs_for_all_components_before_the_next_one() -> None:
+    calls: list[str] = []
+    first, second = Probe(title="1 ", calls=calls), SecondProbe(title="2 ", calls=calls)
     Bench([first, second]).trainer.train(Bench().plan(how=local(epochs=1)), 0, toy_data(4), {})
-    hooks = ["begin", *BATCH, "after_epoch", "end", "contribute"]
-    assert first.calls == [f"{number} {hook}" for hook in hooks for number in (1, 2)]
+    hooks = ["begin", *BATCH, "after_epoch", "contribute"]
+    assert calls == [f"{number} {hook}" for hook in hooks for number in (1, 2)]
 
 
-class Moments(Part[NoOptions]):
-    """Looks at the model at the moments that matter."""
+class Moments(Component):
+    """Records what the hooks see of the model."""
 
-    name = "moments"
+    seen: dict[str, Any] = Field(default_factory=dict)
+    positions: list[int] = Field(default_factory=list)
+    steps: list[int] = Field(default_factory=list)
+    epochs: list[tuple[int, bool]] = Field(default_factory=list)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: dict[str, Tensor] = {}
-        self.gradient_seen: Tensor | None = None
-        self.update_at_end: dict[str, Tensor] = {}
-        self.positions: list[int] = []
-        self.steps: list[int] = []
-        self.epochs: list[int] = []
-
-    def weight(self, ctx: ClientContext) -> Tensor:
+    def _weight(self, ctx: ClientContext) -> Tensor:
         return ctx.model.head.weight.detach().clone()
 
     def begin(self, ctx: ClientContext) -> None:
-        self.seen["begin"] = self.weight(ctx)
+        self.seen["begin"] = self._weight(ctx)
         assert ctx.update == {}
 
     def gradient(self, ctx: ClientContext, batch: Batch) -> None:
-        self.seen["gradient"] = self.weight(ctx)
+        self.seen["gradient"] = self._weight(ctx)
         assert ctx.model.head.weight.grad is not None
-        self.gradient_seen = ctx.model.head.weight.grad.clone()
+        self.seen["its value"] = ctx.model.head.weight.grad.clone()
 
     def after_step(self, ctx: ClientContext, batch: Batch) -> None:
-        self.seen["after_step"] = self.weight(ctx)
+        self.seen["after_step"] = self._weight(ctx)
         self.steps.append(ctx.steps)
-        self.epochs.append(ctx.epoch)
+        self.epochs.append((ctx.epoch, ctx.last_epoch))
         self.positions.extend(batch.index.tolist())
         assert torch.equal(ctx.data.batch(batch.index)[1], batch.y)
         # the features of the forward pass, i.e. of the weights before the step
-        assert torch.allclose(batch.features @ self.seen["gradient"].T + self.bias, batch.logits, atol=1e-5)
+        assert torch.allclose(batch.features @ self.seen["gradient"].T + self.seen["bias"], batch.logits, atol=1e-5)
 
     def logits(self, ctx: ClientContext, batch: Batch, logits: Tensor) -> Tensor:
         assert ctx.model.head.bias is not None
-        self.bias = ctx.model.head.bias.detach().clone()
+        self.seen["bias"] = ctx.model.head.bias.detach().clone()
         return logits
 
-    def end(self, ctx: ClientContext) -> None:
-        with torch.no_grad():
-            ctx.model.head.weight += 1  # the last moment at which the model may be changed
+    def after_epoch(self, ctx: ClientContext) -> None:
+        if ctx.last_epoch:
+            with torch.no_grad():
+                ctx.model.head.weight += 1  # the last chance to change the model
 
     def contribute(self, ctx: ClientContext) -> Mapping[str, WeightedSum]:
-        self.update_at_end = clone(ctx.update)
+        self.seen["update"] = clone(ctx.update)
         return {"head": WeightedSum.of({"w": ctx.update["2.weight"]}, 2)}
 
 
@@ -141,12 +133,11 @@ def test_what_hooks_see() -> None:
     result = bench.trainer.train(bench.plan(how=local(epochs=1, batch_size=10)), 0, toy_data(10), {})
     assert torch.equal(moments.seen["begin"], bench.start["2.weight"])
     assert torch.equal(moments.seen["gradient"], moments.seen["begin"])
-    assert moments.gradient_seen is not None
-    expected = moments.seen["gradient"] - 0.1 * moments.gradient_seen
+    expected = moments.seen["gradient"] - 0.1 * moments.seen["its value"]
     assert torch.allclose(moments.seen["after_step"], expected, atol=1e-7)
-    assert torch.allclose(moments.update_at_end["2.weight"], moments.seen["after_step"] + 1 - moments.seen["begin"])
-    assert torch.equal(result.sums["moments/head"].tensors["w"], 2 * moments.update_at_end["2.weight"])
-    assert torch.allclose(update_of(result)["2.weight"], moments.update_at_end["2.weight"], atol=1e-6)
+    assert torch.allclose(moments.seen["update"]["2.weight"], moments.seen["after_step"] + 1 - moments.seen["begin"])
+    assert torch.equal(result.contribution["moments/head"].tensors["w"], 2 * moments.seen["update"]["2.weight"])
+    assert torch.allclose(update_of(result)["2.weight"], moments.seen["update"]["2.weight"], atol=1e-6)
 
 
 def test_every_epoch_passes_over_every_sample_once() -> None:
@@ -155,7 +146,8 @@ def test_every_epoch_passes_over_every_sample_once() -> None:
     result = bench.trainer.train(bench.plan(), 0, toy_data(10), {})
     assert sorted(moments.positions[:10]) == sorted(moments.positions[10:]) == list(range(10))
     assert moments.positions[:10] != moments.positions[10:]
-    assert (moments.steps, moments.epochs) == ([1, 2, 3, 4, 5, 6], [0, 0, 0, 1, 1, 1])
+    assert moments.steps == [1, 2, 3, 4, 5, 6]
+    assert moments.epochs == [(0, False)] * 3 + [(1, True)] * 3
     assert (result.steps, result.sample_steps) == (6, 20)
 
 
@@ -175,7 +167,7 @@ def test_plain_training_equals_torch_written_out() -> None:
     for name, value in module.state_dict().items():
         assert torch.allclose(update_of(result)[name], value - bench.start[name], atol=1e-6)
     assert result.loss == pytest.approx(sum(losses) / 2, rel=1e-5)
-    assert result.sums["fedavg/model"].weight.item() == 6
+    assert result.contribution["fedavg/model"].weight.item() == 6
 
 
 def test_the_optimisers_memory_does_not_pass_from_client_to_client() -> None:
@@ -199,7 +191,7 @@ def test_seed_round_and_client_choose_the_shuffling() -> None:
 
 
 def test_logits_and_loss_hooks_change_what_is_minimised() -> None:
-    class Colder(Part[NoOptions]):
+    class Colder(Component):
         name = "colder"
 
         def logits(self, ctx: ClientContext, batch: Batch, logits: Tensor) -> Tensor:
@@ -219,7 +211,7 @@ def test_logits_and_loss_hooks_change_what_is_minimised() -> None:
 
 
 def test_gradient_hooks_change_the_step() -> None:
-    class Scale(Part[NoOptions]):
+    class Scale(Component):
         name = "scale"
 
         def gradient(self, ctx: ClientContext, batch: Batch) -> None:
@@ -233,30 +225,7 @@ def test_gradient_hooks_change_the_step() -> None:
     assert all(torch.allclose(scaled[name], 3 * plain[name], atol=1e-6) for name in plain)
 
 
-def test_a_gradient_in_closed_form_counts_as_one_through_the_graph() -> None:
-    """The term 0.1·Σh² has the gradient 0.2·h."""
-
-    class Shrink(Part[NoOptions]):
-        name = "shrink"
-
-        def loss(self, ctx: ClientContext, batch: Batch, loss: Tensor) -> Tensor:
-            batch.add_gradient(batch.features, 0.2 * batch.features.detach())
-            return loss + 0.1 * batch.features.detach().square().sum()
-
-    class ShrinkByGraph(Part[NoOptions]):
-        name = "shrink"
-
-        def loss(self, ctx: ClientContext, batch: Batch, loss: Tensor) -> Tensor:
-            return loss + 0.1 * batch.features.square().sum()
-
-    one, other = (
-        Bench([part]).trainer.train(Bench().plan(), 0, toy_data(), {}) for part in (Shrink(), ShrinkByGraph())
-    )
-    assert one.loss == pytest.approx(other.loss)
-    assert all(torch.allclose(update_of(one)[name], value, atol=1e-6) for name, value in update_of(other).items())
-
-
-def test_a_torch_without_the_private_way_into_the_backward_pass_trains_the_same(
+def test_a_torch_without_the_private_backward_function_trains_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert local_loop._engine_run_backward is not None
@@ -267,31 +236,25 @@ def test_a_torch_without_the_private_way_into_the_backward_pass_trains_the_same(
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------
-class Broken(Part[NoOptions]):
-    name = "broken"
+class Broken(Component):
+    hook: str
+    error: Exception
 
-    def __init__(self, hook: str, error: Exception) -> None:
-        super().__init__()
-        self.hook, self.error = hook, error
-
-    def fail(self, hook: str, ctx: ClientContext) -> None:
+    def _fail(self, hook: str, ctx: ClientContext) -> None:
         if hook == self.hook and (hook != "after_step" or ctx.steps == 5):
             raise self.error
 
     def begin(self, ctx: ClientContext) -> None:
-        self.fail("begin", ctx)
+        self._fail("begin", ctx)
 
     def after_step(self, ctx: ClientContext, batch: Batch) -> None:
-        self.fail("after_step", ctx)
+        self._fail("after_step", ctx)
 
     def after_epoch(self, ctx: ClientContext) -> None:
-        self.fail("after_epoch", ctx)
-
-    def end(self, ctx: ClientContext) -> None:
-        self.fail("end", ctx)
+        self._fail("after_epoch", ctx)
 
     def contribute(self, ctx: ClientContext) -> Mapping[str, WeightedSum]:
-        self.fail("contribute", ctx)
+        self._fail("contribute", ctx)
         return {}
 
 
@@ -301,45 +264,53 @@ class Broken(Part[NoOptions]):
         ("begin", "begin"),
         ("after_step", "local training (epoch 2, batch 2)"),
         ("after_epoch", "after epoch"),
-        ("end", "end"),
-        ("contribute", "building the update"),
+        ("contribute", "building the contribution"),
     ],
 )
 def test_an_error_in_a_hook_names_client_round_and_stage(hook: str, stage: str) -> None:
-    bench = Bench([Broken(hook, ZeroDivisionError("oh no"))])
+    bench = Bench([Broken(hook=hook, error=ZeroDivisionError("oh no"))])
     with pytest.raises(ClientError) as caught:
         bench.trainer.train(bench.plan(round=6), 42, toy_data(10), {})
     error = caught.value
     assert (error.client, error.round, error.stage) == (42, 7, stage)
-    assert str(error) == f"client 42, round 7, {stage}: ZeroDivisionError: oh no"
+    place = r"\(test_client_loop\.py, line \d+, in _fail\)"
+    assert re.fullmatch(rf"client 42, round 7, {re.escape(stage)}: ZeroDivisionError: oh no {place}", str(error))
     assert isinstance(error.__cause__, ZeroDivisionError), "the real traceback must not be lost"
 
 
-class WrongShape(Part[NoOptions]):
-    """A loss of each sample where there must be one number, or a gradient with a dimension too many."""
+class WrongShape(Component):
+    """Returns a loss of each sample where there must be one number, or logits with a dimension too many."""
 
     name = "wrong-shape"
-
-    def __init__(self, of: str) -> None:
-        super().__init__()
-        self.of = of
+    hook: str
 
     def loss(self, ctx: ClientContext, batch: Batch, loss: Tensor) -> Tensor:
-        if self.of == "gradient":
-            batch.add_gradient(batch.features, batch.features.detach().unsqueeze(0))
-        return loss if self.of == "gradient" else loss + batch.features.mean(-1)
+        return loss + batch.features.mean(-1) if self.hook == "loss" else loss
+
+    def logits(self, ctx: ClientContext, batch: Batch, logits: Tensor) -> Tensor:
+        return logits.unsqueeze(0) if self.hook == "logits" else logits
 
 
-@pytest.mark.parametrize(("of", "words"), [("loss", "a loss of shape"), ("gradient", "a gradient of shape")])
-def test_shapes_that_torch_would_stretch_are_refused(of: str, words: str) -> None:
-    bench = Bench([WrongShape(of)])
+@pytest.mark.parametrize(("hook", "advice"), [("loss", "the loss as one number"), ("logits", "logits of shape")])
+def test_shapes_that_torch_would_broadcast_are_refused(hook: str, advice: str) -> None:
+    bench = Bench([WrongShape(hook=hook)])
     for samples in (10, 1):  # also where the batch has one sample
-        with pytest.raises(ClientError, match=words):
+        with pytest.raises(ClientError, match=rf"'wrong-shape': `{hook}` returned a tensor of shape .*return {advice}"):
             bench.trainer.train(bench.plan(), 0, toy_data(samples), {})
 
 
-def test_an_error_of_fedfa_itself_keeps_its_words_and_gains_client_round_and_stage() -> None:
-    bench = Bench([Broken("begin", SettingsError("choose something else"))])
+@pytest.mark.parametrize(("hook", "advice"), [("loss", "the loss as one number"), ("logits", "logits of shape")])
+def test_a_hook_without_return_is_refused(hook: str, advice: str) -> None:
+    def forgetful(self: object, ctx: ClientContext, batch: Batch, value: Tensor) -> None: ...
+
+    forgetful.__name__ = hook
+    bench = Bench([type("Forgetful", (Component,), {hook: forgetful, "__module__": __name__})()])
+    with pytest.raises(ClientError, match=f"component 'forgetful': `{hook}` returned None; return {advice}"):
+        bench.trainer.train(bench.plan(), 0, toy_data(10), {})
+
+
+def test_an_error_of_fedfa_itself_keeps_its_message_and_gains_client_round_and_stage() -> None:
+    bench = Bench([Broken(hook="begin", error=ConfigError("choose something else"))])
     with pytest.raises(ClientError, match=r"^client 0, round 1, begin: choose something else$"):
         bench.trainer.train(bench.plan(), 0, toy_data(10), {})
 
@@ -356,7 +327,7 @@ def test_data_that_do_not_fit_the_network_name_the_batch() -> None:
         bench.trainer.train(bench.plan(), 0, toy_data(10), {})
 
 
-def test_the_error_survives_the_way_from_a_worker_process() -> None:
+def test_the_error_can_be_sent_from_a_worker_process() -> None:
     error = pickle.loads(pickle.dumps(ClientError(3, 2, "begin", "oh no")))
     assert (error.client, error.round, error.stage, error.problem) == (3, 2, "begin", "oh no")
     assert str(error) == "client 3, round 2, begin: oh no"
@@ -371,39 +342,39 @@ def test_a_client_can_train_after_another_has_failed() -> None:
     assert all(torch.equal(expected[name], value) for name, value in again.items())
 
 
-# -- what a client keeps ----------------------------------------------------------------------------------------------
-class Counter(Part[NoOptions]):
-    """Keeps a number and changes it in place, the most careless way there is."""
+# -- client state ----------------------------------------------------------------------------------------------------
+class Counter(Component):
+    """Keeps a number and changes it in place."""
 
     name = "counter"
 
     def begin(self, ctx: ClientContext) -> None:
-        ctx.kept.setdefault(self.name, {"rounds": torch.zeros(1)})["rounds"].add_(1)
+        ctx.client_state.setdefault(self.name, {"rounds": torch.zeros(1)})["rounds"].add_(1)
 
 
-def test_kept_tensors_are_handed_over_and_never_changed_in_place() -> None:
+def test_client_state_is_handed_over_and_never_changed_in_place() -> None:
     bench = Bench([Counter()])
     first = bench.trainer.train(bench.plan(), 0, toy_data(4), {})
-    assert first.kept["counter"]["rounds"].item() == 1
-    before: PartTensors = {"counter": {"rounds": torch.tensor([7.0])}, "other": {"x": torch.ones(2)}}
+    assert first.client_state["counter"]["rounds"].item() == 1
+    before: ComponentTensors = {"counter": {"rounds": torch.tensor([7.0])}, "other": {"x": torch.ones(2)}}
     second = bench.trainer.train(bench.plan(), 0, toy_data(4), before)
-    assert second.kept["counter"]["rounds"].item() == 8
-    assert torch.equal(second.kept["other"]["x"], torch.ones(2))
+    assert second.client_state["counter"]["rounds"].item() == 8
+    assert torch.equal(second.client_state["other"]["x"], torch.ones(2))
     assert before["counter"]["rounds"].item() == 7
     assert before.keys() == {"counter", "other"}
 
 
-def test_nothing_is_kept_by_methods_that_keep_nothing() -> None:
-    assert Bench().trainer.train(Bench().plan(), 0, toy_data(4), {}).kept == {}
+def test_methods_without_client_state_store_none() -> None:
+    assert Bench().trainer.train(Bench().plan(), 0, toy_data(4), {}).client_state == {}
 
 
 def test_the_plan_is_not_changed() -> None:
     bench = Bench([Counter()], toy_network(nn.BatchNorm1d(5)))
-    plan = bench.plan(received={"counter": {"x": torch.ones(2)}})
+    plan = bench.plan(broadcast={"counter": {"x": torch.ones(2)}})
     before = clone(plan.model)
     bench.trainer.train(plan, 0, toy_data(8), {})
     assert all(torch.equal(before[name], value) for name, value in plan.model.items())
-    assert torch.equal(plan.received["counter"]["x"], torch.ones(2))
+    assert torch.equal(plan.broadcast["counter"]["x"], torch.ones(2))
 
 
 # -- roles and buffers ------------------------------------------------------------------------------------------------
@@ -416,50 +387,46 @@ def test_buffers_are_averaged_like_weights() -> None:
     assert update_of(result).keys() == bench.start.keys() > BUFFERS
     assert update_of(result)["1.num_batches_tracked"].item() == 4  # 2 epochs of 2 batches
     assert update_of(result)["1.running_mean"].abs().sum() > 0
-    assert result.kept == {}
+    assert result.client_state == {}
 
 
 def test_local_buffers_stay_with_the_client_and_come_back() -> None:
-    bench = Bench(network=toy_network(nn.BatchNorm1d(5)), buffers_local=True)
+    bench = Bench(network=toy_network(nn.BatchNorm1d(5)), local_buffers=True)
     first = bench.trainer.train(bench.plan(), 0, toy_data(8), {})
     assert not BUFFERS & update_of(first).keys()
-    assert first.kept.keys() == {MODEL}
-    assert first.kept[MODEL].keys() == BUFFERS
-    assert first.kept[MODEL]["1.num_batches_tracked"].item() == 4
-    assert first.kept[MODEL]["1.num_batches_tracked"].dtype == torch.int64
+    assert first.client_state.keys() == {MODEL}
+    assert first.client_state[MODEL].keys() == BUFFERS
+    assert first.client_state[MODEL]["1.num_batches_tracked"].item() == 4
+    assert first.client_state[MODEL]["1.num_batches_tracked"].dtype == torch.int64
     bench.trainer.train(bench.plan(), 1, toy_data(12, seed=9), {})  # another client in between leaves no trace
-    second = bench.trainer.train(bench.plan(round=1), 0, toy_data(8), first.kept)
-    assert second.kept[MODEL]["1.num_batches_tracked"].item() == 8
-    assert first.kept[MODEL]["1.num_batches_tracked"].item() == 4
+    second = bench.trainer.train(bench.plan(round=1), 0, toy_data(8), first.client_state)
+    assert second.client_state[MODEL]["1.num_batches_tracked"].item() == 8
+    assert first.client_state[MODEL]["1.num_batches_tracked"].item() == 4
 
 
-class Roles(Part[NoOptions]):
-    name = "roles"
-
-    def __init__(self, **roles: Role) -> None:
-        super().__init__()
-        self.wanted = {name.replace("_", "."): role for name, role in roles.items()}
+class Roles(Component):
+    wanted: dict[str, Role]
 
     def roles(self, task: Task) -> Mapping[str, Role]:
         return self.wanted
 
 
 def test_local_weights_are_trained_kept_and_not_sent() -> None:
-    bench = Bench([Roles(**{"2_weight": Role.LOCAL})])
+    bench = Bench([Roles(wanted={"2.weight": Role.LOCAL})])
     first = bench.trainer.train(bench.plan(), 0, toy_data(8), {})
     assert "2.weight" not in update_of(first)
-    kept = first.kept[MODEL]["2.weight"]
-    assert not torch.equal(kept, bench.start["2.weight"])
-    second = bench.trainer.train(bench.plan(how=local(lr=1e-12)), 0, toy_data(8), first.kept)
-    assert torch.allclose(second.kept[MODEL]["2.weight"], kept)
+    own = first.client_state[MODEL]["2.weight"]
+    assert not torch.equal(own, bench.start["2.weight"])
+    second = bench.trainer.train(bench.plan(how=local(lr=1e-12)), 0, toy_data(8), first.client_state)
+    assert torch.allclose(second.client_state[MODEL]["2.weight"], own)
 
 
 def test_frozen_weights_are_neither_trained_nor_sent() -> None:
-    bench = Bench([Roles(**{"0_weight": Role.FROZEN})])
+    bench = Bench([Roles(wanted={"0.weight": Role.FROZEN})])
     result = bench.trainer.train(bench.plan(how=local(weight_decay=0.1, momentum=0.9)), 0, toy_data(8), {})
     assert update_of(result).keys() == {"0.bias", "2.weight", "2.bias"}
     assert torch.equal(bench.network.state()["0.weight"], bench.start["0.weight"])
-    assert result.kept == {}
+    assert result.client_state == {}
 
 
 def test_weights_that_the_author_of_a_network_froze_stay_frozen() -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedfa.errors import SettingsError
+from fedfa.errors import ConfigError
 from fedfa.learning.cohort import Selection, choose_cohort
 
 SELECTIONS: list[Selection] = ["uniform", "size", "authors"]
@@ -23,7 +23,7 @@ def test_distinct_clients_that_hold_samples(sizes: list[int], selection: Selecti
 
 @pytest.mark.parametrize("selection", SELECTIONS)
 def test_a_cohort_that_is_too_large_names_the_settings(selection: Selection) -> None:
-    with pytest.raises(SettingsError, match=r"3 clients.*only 2 of 4 hold samples.*cohort\.clients.*cohort\.rate"):
+    with pytest.raises(ConfigError, match=r"3 clients.*only 2 of 4 hold samples.*cohort\.clients.*cohort\.rate"):
         choose_cohort(np.array([5, 0, 5, 0]), 3, selection, seed=1, round=0)
 
 

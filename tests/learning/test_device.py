@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedfa.errors import SettingsError
+from fedfa.errors import ConfigError
 from fedfa.learning.device import DeviceName, choose_device
 
 THERE: dict[DeviceName, bool] = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
@@ -22,5 +22,5 @@ def test_auto_takes_the_fastest_there_is() -> None:
 def test_a_device_that_is_not_there_is_an_error_that_says_what_is(name: DeviceName) -> None:
     if THERE[name]:
         pytest.skip(f"this machine has {name}")
-    with pytest.raises(SettingsError, match=rf'device = "{name}".*only: .*cpu.*"auto"'):
+    with pytest.raises(ConfigError, match=rf'device = "{name}".*only: .*cpu.*"auto"'):
         choose_device(name)

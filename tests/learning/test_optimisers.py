@@ -8,8 +8,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from fedfa.learning import optimisers
-from fedfa.learning.optimisers import EVEN, Adam, Sgd
-from fedfa.learning.part import LocalTraining
+from fedfa.learning.context import LocalTraining
+from fedfa.learning.optimisers import SIMD_WIDTH, Adam, Sgd
 
 
 def parameters(draw: torch.Generator) -> list[nn.Parameter]:
@@ -33,7 +33,7 @@ def test_sgd_is_torch_s(kernels: str, momentum: float, weight_decay: float) -> N
     sgd = Sgd(mine)
     for lr in (0.1, 0.02):  # a round each
         torch_sgd = torch.optim.SGD(theirs, lr=lr, momentum=momentum, weight_decay=weight_decay)
-        sgd.reset(LocalTraining(1, 1, lr, momentum, weight_decay))
+        sgd.reset(LocalTraining(lr=lr, momentum=momentum, weight_decay=weight_decay))
         for step in range(7):
             sgd.zero_grad()
             assert all(parameter.grad is None for parameter in mine)
@@ -52,7 +52,7 @@ def test_sgd_in_one_kernel_gives_the_bits_of_torch_s_fused_sgd() -> None:
     draw = torch.Generator().manual_seed(1)
     mine, theirs = parameters(draw), parameters(torch.Generator().manual_seed(1))
     sgd = Sgd(mine)
-    sgd.reset(LocalTraining(1, 1, 0.1, 0.0, 0.01))
+    sgd.reset(LocalTraining(epochs=1, batch_size=1, lr=0.1, momentum=0.0, weight_decay=0.01))
     torch_sgd = torch.optim.SGD(theirs, lr=0.1, weight_decay=0.01, fused=True)
     for _ in range(4):
         for one, other in zip(mine, theirs, strict=True):
@@ -66,13 +66,13 @@ def test_sgd_in_one_kernel_gives_the_bits_of_torch_s_fused_sgd() -> None:
 def test_sgd_without_parameters_or_gradients_does_nothing() -> None:
     for parameter in ([], [nn.Parameter(torch.ones(2))]):
         sgd = Sgd(parameter)
-        sgd.reset(LocalTraining(1, 1, 0.1, 0.9, 0.01))
+        sgd.reset(LocalTraining(epochs=1, batch_size=1, lr=0.1, momentum=0.9, weight_decay=0.01))
         sgd.zero_grad()
         sgd.step()
         assert all(torch.equal(p, torch.ones(2)) for p in parameter)
 
 
-@pytest.mark.parametrize("width", [2, EVEN, 3 * EVEN])
+@pytest.mark.parametrize("width", [2, SIMD_WIDTH, 3 * SIMD_WIDTH])
 @pytest.mark.parametrize("lr", [0.001, 0.1])
 def test_adam_is_torch_s(lr: float, width: int) -> None:
     draw = torch.Generator().manual_seed(1)
@@ -87,9 +87,9 @@ def test_adam_is_torch_s(lr: float, width: int) -> None:
         assert_close(mine, theirs.data, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("width", [3, EVEN, 5 * EVEN])
+@pytest.mark.parametrize("width", [3, SIMD_WIDTH, 5 * SIMD_WIDTH])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_adam_has_the_same_bits_for_clients_side_by_side_and_alone(width: int, dtype: torch.dtype) -> None:
+def test_adam_has_the_same_bits_for_stacked_clients_and_alone(width: int, dtype: torch.dtype) -> None:
     draw = torch.Generator().manual_seed(1)
     together, alone = Adam(0.01), [Adam(0.01) for _ in range(7)]
     for _ in range(4):

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from fedfa.data import DataSet, Normalisation, Samples
-from fedfa.studies.folder import RunFolder
-from fedfa.studies.run import RunResult, run
-from fedfa.studies.settings import Settings
-from fedfa.studies.setup import prepare
+from fedfa.experiment.config import Config
+from fedfa.experiment.experiment import Experiment
+from fedfa.experiment.run import RunResult, run
+from fedfa.experiment.run_directory import RunDirectory
 from tests.conftest import make_blobs
-from tests.studies.study_toys import assert_same_run, small
+from tests.experiment.run_toys import assert_same_run, small
 
 DOMAINS = ("plain", "moved")
 
@@ -52,40 +52,40 @@ def network() -> nn.Module:
     return nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
 
 
-def settings(recipe: str, **more: Any) -> Settings:
+def config(algorithm: str, **more: Any) -> Config:
     """Three clients for each domain: 0, 1, 2 hold ``plain``, 3, 4, 5 hold ``moved``."""
-    return small(recipe, **{"data": {"partition": "domains"}, "cohort": {"clients": 6}, **more})
+    return small(algorithm, **{"data": {"partition": "domains"}, "cohort": {"clients": 6}, **more})
 
 
-def go(recipe: str, folder: Path, data: DataSet, **more: Any) -> RunResult:
-    return run(settings(recipe, **more), folder / recipe.replace("+", "-"), data=data, model=network)
+def go(algorithm: str, directory: Path, data: DataSet, **more: Any) -> RunResult:
+    return run(config(algorithm, **more), directory / algorithm.replace("+", "-"), data=data, model=network)
 
 
 def test_a_client_is_evaluated_on_its_own_domains(data: DataSet) -> None:
-    federation = prepare(settings("local"), data=data, model=network).federation
+    federation = Experiment.from_config(config("local"), data=data, model=network).federation
     domains = [federation.test_of(client).domains for client in range(6)]
     assert [of_one is not None and of_one.unique().tolist() for of_one in domains] == [[0]] * 3 + [[1]] * 3
     assert [len(federation.test_of(k)) for k in range(6)] == [80] * 3 + [240] * 3
-    mixed = prepare(settings("local", data={"partition": "iid"}), data=data, model=network).federation
+    mixed = Experiment.from_config(config("local", data={"partition": "iid"}), data=data, model=network).federation
     assert [len(mixed.test_of(k)) for k in range(6)] == [320] * 6
 
 
-@pytest.mark.parametrize("recipe", ["local", "fedbn"])
-def test_the_numbers_are_those_of_each_clients_own_model(tmp_path: Path, data: DataSet, recipe: str) -> None:
+@pytest.mark.parametrize("algorithm", ["local", "fedbn"])
+def test_the_numbers_are_those_of_each_clients_own_model(tmp_path: Path, data: DataSet, algorithm: str) -> None:
     """By hand from the clients' files: the server's tensors, overlaid with the client's, on the client's domain."""
-    result = go(recipe, tmp_path, data, rounds=2)
-    lab = prepare(settings(recipe), data=data, model=network)
-    folder = RunFolder(result.folder)
-    folder.reopen()
+    result = go(algorithm, tmp_path, data, rounds=2)
+    experiment = Experiment.from_config(config(algorithm), data=data, model=network)
+    directory = RunDirectory(result.directory)
+    directory.reopen()
     each = {}
     for client in range(6):
-        lab.task.model.load({**result.model, **folder.load_kept(client)["model"]})
-        lab.task.model.module.eval()
+        experiment.task.model.load({**result.model, **directory.load_client_state(client)["model"]})
+        experiment.task.model.module.eval()
         chosen = data.test.domains == client // 3
         with torch.no_grad():
-            predicted = lab.task.model(data.test.inputs[chosen])[1].argmax(1)
+            predicted = experiment.task.model(data.test.inputs[chosen])[1].argmax(1)
         each[str(client)] = float((predicted == data.test.labels[chosen]).double().mean())
-    folder.close()
+    directory.close()
     last = result.metrics[-1]
     assert last["client_accuracy"] == pytest.approx(each)
     assert last["domain_accuracy"] == pytest.approx({
@@ -125,15 +125,15 @@ def test_where_there_is_a_global_model_nothing_of_this_happens(tmp_path: Path, d
 
 def test_layers_of_their_own_help_where_pictures_look_different(tmp_path: Path, data: DataSet) -> None:
     """What FedBN is for: one normalisation cannot fit both domains, and each client's own fits its own."""
-    fedbn, fedavg = (go(recipe, tmp_path, data, rounds=5) for recipe in ("fedbn", "fedavg"))
+    fedbn, fedavg = (go(algorithm, tmp_path, data, rounds=5) for algorithm in ("fedbn", "fedavg"))
     assert fedbn.final_accuracy > fedavg.final_accuracy + 0.05
     assert min(fedbn.metrics[-1]["domain_accuracy"].values()) > min(fedavg.metrics[-1]["domain_accuracy"].values())
 
 
-@pytest.mark.parametrize("recipe", ["local", "fedbn", "fedfa+fedbn"])
-def test_stopped_and_resumed_it_ends_the_same(tmp_path: Path, data: DataSet, recipe: str) -> None:
-    """Also the evaluations, which read what clients keep: whether that lies in the folder since long or just now."""
-    asked = settings(recipe, cohort={"clients": 3}, checkpoint={"every": 2})
+@pytest.mark.parametrize("algorithm", ["local", "fedbn", "fedfa+fedbn"])
+def test_stopped_and_resumed_it_ends_the_same(tmp_path: Path, data: DataSet, algorithm: str) -> None:
+    """Also the evaluations, which read client state: from the run directory, or of this round."""
+    asked = config(algorithm, cohort={"clients": 3}, checkpoint={"every": 2})
     whole = run(asked, tmp_path / "whole", data=data, model=network)
 
     def stop_at(round: int) -> Any:
@@ -153,6 +153,6 @@ def test_stopped_and_resumed_it_ends_the_same(tmp_path: Path, data: DataSet, rec
 
 def test_two_rounds_and_two_more_are_four(tmp_path: Path, data: DataSet) -> None:
     for rounds in (2, 4):
-        run(settings("fedbn", rounds=rounds), tmp_path / "longer", data=data, model=network, resume=rounds == 4)
-    run(settings("fedbn", rounds=4), tmp_path / "whole", data=data, model=network)
+        run(config("fedbn", rounds=rounds), tmp_path / "longer", data=data, model=network, resume=rounds == 4)
+    run(config("fedbn", rounds=4), tmp_path / "whole", data=data, model=network)
     assert_same_run(tmp_path / "longer", tmp_path / "whole")

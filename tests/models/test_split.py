@@ -1,4 +1,4 @@
-"""Other people's networks, unchanged, as features and a linear classifier."""
+"""Unmodified networks as features and a linear classifier."""
 
 from __future__ import annotations
 
@@ -113,14 +113,14 @@ def test_a_linear_layer_that_is_not_the_last_is_refused_as_head() -> None:
 
 
 def test_an_input_the_network_cannot_take_is_named() -> None:
-    with pytest.raises(ModelError, match=r"HeadFirst cannot take an input of shape \(7,\)"):
+    with pytest.raises(ModelError, match=r"HeadFirst does not accept inputs of shape \(7,\)"):
         SplitModel.of(HeadFirst(), example=torch.zeros(2, 7))
 
 
 def test_images_of_the_wrong_size_are_named() -> None:
     network = nn.Sequential(nn.Conv2d(1, 2, 5), nn.Flatten(), nn.Linear(2 * 24 * 24, 10))
     assert SplitModel.of(network, example=torch.zeros(2, 1, 28, 28)).feature_dim == 1152
-    with pytest.raises(ModelError, match=r"Sequential cannot take an input of shape \(1, 32, 32\)"):
+    with pytest.raises(ModelError, match=r"Sequential does not accept inputs of shape \(1, 32, 32\)"):
         SplitModel.of(network, example=torch.zeros(2, 1, 32, 32))
 
 
@@ -136,7 +136,7 @@ def test_state_is_live_and_load_copies() -> None:
     assert split.state()["fc.bias"].tolist() == [6.0, 7.0]
 
 
-def test_buffers_are_told_from_weights() -> None:
+def test_buffers_are_distinguished_from_weights() -> None:
     split = SplitModel.of(nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 2)))
     assert split.buffer_names() == {"0.running_mean", "0.running_var", "0.num_batches_tracked"}
     assert SplitModel.of(HeadFirst()).buffer_names() == set()

@@ -136,7 +136,7 @@ def make(name: str, options: dict[str, Any], shape: tuple[int, ...], classes: in
 
 
 @pytest.mark.parametrize(("name", "options", "shape", "classes", "features", "shapes", "count"), ZOO, ids=IDS)
-def test_network(
+def test_network_of_the_zoo(
     name: str, options: dict[str, Any], shape: tuple[int, ...], classes: int, features: int, shapes: Shapes, count: int
 ) -> None:
     module = make(name, options, shape, classes)
@@ -214,7 +214,7 @@ def test_no_network_of_the_zoo_has_buffers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "options", "words"),
+    ("name", "shape", "options", "messages"),
     [
         ("cnn-fmist", (1, 28, 28), {}, ["unknown model 'cnn-fmist'", "did you mean 'cnn-fmnist'?", "logistic"]),
         ("cnn-fmnist", (1, 8, 8), {}, ["8×8", "too small"]),
@@ -225,11 +225,11 @@ def test_no_network_of_the_zoo_has_buffers() -> None:
         ("resnet18-gn", (3, 32, 32), {"groups": 3}, ["'resnet18-gn'", "options", "divisible"]),
     ],
 )
-def test_errors(name: str, shape: tuple[int, ...], options: dict[str, Any], words: list[str]) -> None:
+def test_errors_of_build_model(name: str, shape: tuple[int, ...], options: dict[str, Any], messages: list[str]) -> None:
     with pytest.raises(ModelError) as caught:
         build_model(name, shape, 10, options)
-    for word in words:
-        assert word in str(caught.value)
+    for message in messages:
+        assert message in str(caught.value)
 
 
 def test_initial_weights_follow_torchs_generator() -> None:

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fedfa.experiment.config import Config
 from fedfa.paper.cells import Place
-from fedfa.paper.declare import Study, read_study
-from fedfa.studies.settings import Settings
+from fedfa.paper.declarations import Study, read_study
 
 DECLARED = """# A small study
 kind = "table"
@@ -16,7 +16,7 @@ rounds = 4
 seeds = [1, 2]
 first = ["fedfa"]
 
-[settings]
+[config]
 device = "cpu"
 model.name = "logistic"
 data.clients = 10
@@ -34,7 +34,7 @@ name = "digits/iid"
 group = "digits"
 title = "no skew"
 preset = "digits-c2"
-settings.data.partition = "iid"
+config.data.partition = "iid"
 rows = ["fedavg", "fedfa"]
 
 [[rows]]
@@ -50,8 +50,8 @@ adds = "ccvr"
 [[rows]]
 name = "no-calibration"
 title = "FedFA w/o calibration"
-settings.algorithm.recipe = "fedfa"
-settings.algorithm.calibration.when = "never"
+config.algorithm.name = "fedfa"
+config.algorithm.calibration.when = "never"
 
 [[rows]]
 name = "fedfa"
@@ -60,7 +60,7 @@ title = "FedFA"
 [[rows]]
 name = "ideal"
 title = "FedFA from its own anchors"
-settings.algorithm.recipe = "fedfa"
+config.algorithm.name = "fedfa"
 from_server."algorithm.anchors.init" = "fedfa"
 """
 
@@ -75,14 +75,14 @@ def place(study: Study, column: str, row: str, reading: str = "authors") -> Plac
     return Place(study, next(one for one in study.columns if one.name == column), study.row(row), reading)
 
 
-def pretend_run(folder: Path, settings: Settings, accuracy: float | None) -> Path:
+def pretend_run(folder: Path, config: Config, accuracy: float | None) -> Path:
     """A record as a finished run leaves it (with an accuracy) or a run that was begun (without)."""
     folder.mkdir(parents=True)
-    (folder / "config.toml").write_text(settings.to_toml(), encoding="utf-8")
+    (folder / "config.toml").write_text(config.to_toml(), encoding="utf-8")
     if accuracy is not None:
         summary: dict[str, Any] = {
             "final_accuracy": accuracy, "best_accuracy": accuracy, "last10_accuracy": accuracy,
-            "rounds": settings.rounds, "seeds": {"training": settings.seed, "data": settings.data.seed},
+            "rounds": config.rounds, "seeds": {"training": config.seed, "data": config.data.seed},
         }  # fmt: skip
         (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     return folder

@@ -1,4 +1,4 @@
-"""Ours beside the paper's."""
+"""Study tables: our numbers beside the paper's."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from fedfa.paper.declare import study
-from fedfa.paper.found import Runs
-from fedfa.paper.numbers import Published
-from fedfa.paper.tables import Ours, TableCell, as_csv, as_latex, as_markdown, study_table
+from fedfa.paper.declarations import Published, study
+from fedfa.paper.run_index import RunIndex
+from fedfa.paper.tables import TableCell, as_csv, as_latex, as_markdown, study_table
+from fedfa.seed_means import SeedMean
 from fedfa.text_tables import latex_text
 from tests.paper.small_study import place, pretend_run
 
@@ -21,19 +21,19 @@ STUDY = study("label-skew")
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> Runs:
+def runs(tmp_path: Path) -> RunIndex:
     """FedFA at #C = 2 with three seeds of 200 rounds and one of 50; FedAvg with one; FedFA's text with one."""
     fedfa, fedavg = place(STUDY, "fmnist/c2", "fedfa"), place(STUDY, "fmnist/c2", "fedavg")
     for seed, accuracy in ((1, 0.83), (2, 0.84), (3, 0.865)):
-        pretend_run(tmp_path / f"fedfa{seed}", fedfa.settings(200, seed), accuracy)
-    pretend_run(tmp_path / "short", fedfa.settings(50, 1), 0.10)
-    pretend_run(tmp_path / "fedavg", fedavg.settings(200, 1), 0.70)
-    pretend_run(tmp_path / "text", place(STUDY, "fmnist/c2", "fedfa", "paper").settings(200, 1), 0.7635)
-    pretend_run(tmp_path / "again", fedfa.settings(200, 1), 0.20)
-    return Runs.below([tmp_path / "fedfa1", tmp_path])
+        pretend_run(tmp_path / f"fedfa{seed}", fedfa.config(200, seed), accuracy)
+    pretend_run(tmp_path / "short", fedfa.config(50, 1), 0.10)
+    pretend_run(tmp_path / "fedavg", fedavg.config(200, 1), 0.70)
+    pretend_run(tmp_path / "text", place(STUDY, "fmnist/c2", "fedfa", "paper").config(200, 1), 0.7635)
+    pretend_run(tmp_path / "again", fedfa.config(200, 1), 0.20)
+    return RunIndex.below([tmp_path / "fedfa1", tmp_path])
 
 
-def test_a_cell_is_mean_and_standard_deviation_over_seeds_of_one_length(runs: Runs) -> None:
+def test_table_cell_is_mean_and_standard_deviation_over_seeds_of_one_length(runs: RunIndex) -> None:
     """Of one seed that was run twice only the first counts, and the run of 50 rounds is in no mean of 200."""
     table = study_table(STUDY, runs)
     row = next(r for r in table.rows if (r.row.name, r.reading, r.rounds) == ("fedfa", "authors", 200))
@@ -44,32 +44,32 @@ def test_a_cell_is_mean_and_standard_deviation_over_seeds_of_one_length(runs: Ru
     assert cell.ours.deviation == pytest.approx(statistics.stdev([83, 84, 86.5]))
     assert cell.ours_text == "84.50(1.80) [3]"
     short = next(r for r in table.rows if r.rounds == 50)
-    assert short.cells["fmnist/c2"] == TableCell(Ours(10.0, None, (1,)), None), "no number of the paper beside it"
+    assert short.cells["fmnist/c2"] == TableCell(SeedMean(10.0, None, (1,)), None), "no number of the paper beside it"
 
 
-def test_the_mean_of_the_last_ten_on_request(tmp_path: Path) -> None:
+def test_table_shows_the_mean_of_the_last_ten_on_request(tmp_path: Path) -> None:
     fedfa = place(STUDY, "fmnist/c2", "fedfa")
-    pretend_run(tmp_path / "one", fedfa.settings(200, 1), 0.83)
+    pretend_run(tmp_path / "one", fedfa.config(200, 1), 0.83)
     summary = json.loads((tmp_path / "one" / "summary.json").read_text())
     (tmp_path / "one" / "summary.json").write_text(json.dumps({**summary, "last10_accuracy": 0.8123}))
-    text = as_markdown(study_table(STUDY, Runs.below([tmp_path]), "last10"))
+    text = as_markdown(study_table(STUDY, RunIndex.below([tmp_path]), "last10"))
     assert "| FedFA | 81.23 [1] ▼ | 84.08(1.22) |" in text
     assert "mean of the last ten evaluations" in text
     assert "83.00" not in text
 
 
 @pytest.mark.parametrize(("mean", "mark"), [(84.08, ""), (86.52, ""), (86.53, "▲"), (81.64, ""), (81.63, "▼")])
-def test_marks_are_for_what_lies_outside_two_standard_deviations(mean: float, mark: str) -> None:
+def test_table_marks_numbers_outside_two_standard_deviations(mean: float, mark: str) -> None:
     """84.08 ± 2 · 1.22 is 81.64 to 86.52, both ends inside."""
-    assert TableCell(Ours(mean, None, (1,)), Published(84.08, 1.22)).mark == mark
+    assert TableCell(SeedMean(mean, None, (1,)), Published(84.08, 1.22)).mark == mark
 
 
-def test_without_a_deviation_nothing_is_marked() -> None:
-    assert TableCell(Ours(10.0, None, (1,)), Published(73.19)).mark == ""
-    assert TableCell(Ours(10.0, None, (1,)), None).mark == ""
+def test_table_marks_nothing_without_a_deviation() -> None:
+    assert TableCell(SeedMean(10.0, None, (1,)), Published(73.19)).mark == ""
+    assert TableCell(SeedMean(10.0, None, (1,)), None).mark == ""
 
 
-def test_markdown_says_seeds_marks_readings_and_lengths(runs: Runs) -> None:
+def test_markdown_table_shows_seeds_marks_readings_and_lengths(runs: RunIndex) -> None:
     text = as_markdown(study_table(STUDY, runs))
     assert "| FedFA | 84.50(1.80) [3] | 84.08(1.22) | – | 83.42(1.14) |" in text
     assert "| FedAvg | 70.00 [1] ▼ | 74.60(1.42) |" in text
@@ -81,7 +81,7 @@ def test_markdown_says_seeds_marks_readings_and_lengths(runs: Runs) -> None:
     assert "text" not in cifar.partition("Ours:")[0], "a reading is shown only where it was run"
 
 
-def test_csv_has_a_line_per_number(runs: Runs) -> None:
+def test_csv_table_has_a_line_per_number(runs: RunIndex) -> None:
     lines = list(csv.DictReader(io.StringIO(as_csv(study_table(STUDY, runs)))))
     by_cell = {(line["cell"], line["reading"], line["rounds"]): line for line in lines}
     fedfa = by_cell["fmnist/c2/fedfa", "authors", "200"]
@@ -91,7 +91,7 @@ def test_csv_has_a_line_per_number(runs: Runs) -> None:
     assert len([line for line in lines if line["reading"] == "authors" and line["rounds"] == "200"]) == 60
 
 
-def test_latex_is_balanced_and_has_no_bare_signs(runs: Runs) -> None:
+def test_latex_table_is_balanced_and_escaped(runs: RunIndex) -> None:
     text = as_latex(study_table(STUDY, runs))
     assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 4
     assert r"\#C = 2" in text
@@ -104,11 +104,11 @@ def test_latex_is_balanced_and_has_no_bare_signs(runs: Runs) -> None:
         assert {line.count("&") - line.count(r"\&") for line in rows} == {width - 1}
 
 
-def test_latex_text_writes_out_what_latex_takes_for_its_own() -> None:
+def test_latex_text_escapes_special_characters() -> None:
     assert latex_text("50 % & a_b {x}\\") == r"50 \% \& a\_b \{x\}\textbackslash{}"
 
 
-def test_without_any_run_the_papers_numbers_stand_alone() -> None:
-    text = as_markdown(study_table(STUDY, Runs.below([])))
+def test_table_without_runs_shows_the_papers_numbers() -> None:
+    text = as_markdown(study_table(STUDY, RunIndex.below([])))
     assert "| FedFA | – | 84.08(1.22) |" in text
     assert "▲ and ▼" in text

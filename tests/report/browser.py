@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 LIMIT = 60.0
-"""Seconds that an answer may take."""
+"""Timeout of an answer in seconds."""
 
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
@@ -36,7 +36,7 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 
 def find_chromium() -> str | None:
-    """Where Chromium is, if it is installed."""
+    """Path of Chromium; None if it is not installed."""
     for name in ("chromium", "chromium-browser", "google-chrome", "chrome"):
         if found := shutil.which(name):
             return found
@@ -82,7 +82,7 @@ class Browser:
 
     # -- talking ------------------------------------------------------------------------------------------------------
     def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Give a command and wait for its answer."""
+        """Send a command and wait for its answer."""
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
         if self._session is not None:
@@ -110,7 +110,7 @@ class Browser:
         return message
 
     def wait_for(self, method: str, seconds: float = LIMIT) -> dict[str, Any]:
-        """The next event of a kind that has not been looked at."""
+        """The next event of a kind that was not returned yet."""
         end = time.monotonic() + seconds
         while True:
             for place, event in enumerate(self.events):
@@ -124,14 +124,14 @@ class Browser:
     def window(
         self, width: int, height: int = 900, *, dark: bool = False, paper: bool = False, script: bool = True
     ) -> None:
-        """How the page is shown."""
+        """Set size, theme and medium of the page."""
         self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.ask("Emulation.setEmulatedMedia", media="print" if paper else "", features=[scheme])
         self.ask("Emulation.setScriptExecutionDisabled", value=not script)
 
     def open(self, page: Path | str) -> None:
-        """Load a page and wait until it stands."""
+        """Load a page and wait until it is complete."""
         self.events.clear()
         self.ask("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         self.wait_for("Page.loadEventFired")
@@ -143,7 +143,7 @@ class Browser:
         return answer["result"].get("value")
 
     def move(self, x: float, y: float) -> None:
-        """Put the pointer somewhere."""
+        """Move the pointer."""
         self.ask("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def click(self, selector: str) -> None:
@@ -176,13 +176,13 @@ class Browser:
         return found
 
     def requests(self) -> list[str]:
-        """Addresses that were asked for, besides the page itself and what it carries."""
+        """Requested addresses, besides the page itself and its data URLs."""
         self.evaluate("0")
         sent = [e["params"]["request"]["url"] for e in self.events if e["method"] == "Network.requestWillBeSent"]
         return [address for address in sent if not address.startswith(("data:", "file:"))]
 
     def screenshot(self, path: Path, *, whole: bool = True) -> Path:
-        """A picture of the page."""
+        """A screenshot of the page."""
         options: dict[str, Any] = {"captureBeyondViewport": whole}
         if whole:
             size = self.ask("Page.getLayoutMetrics")["cssContentSize"]
@@ -191,7 +191,7 @@ class Browser:
         return path
 
     def pdf(self, path: Path) -> Path:
-        """The page on A4."""
+        """The page as PDF on A4."""
         answer = self.ask(
             "Page.printToPDF", paperWidth=8.27, paperHeight=11.69, preferCSSPageSize=True, printBackground=True
         )
@@ -200,7 +200,7 @@ class Browser:
 
 
 def scrolling(browser: Browser) -> Sequence[str]:
-    """Frames with something to scroll, by name and widths; tables that are closed do not count."""
+    """Frames that need scrolling, by name and widths; closed tables do not count."""
     found: Sequence[str] = browser.evaluate(
         """[...document.querySelectorAll('.scroll')].filter(e => !e.closest('details:not([open])')
              && e.scrollWidth > e.clientWidth + 1)
@@ -210,7 +210,7 @@ def scrolling(browser: Browser) -> Sequence[str]:
 
 
 def overflowing(browser: Browser) -> Sequence[str]:
-    """What sticks out to the side of the page, unless it lies in a frame that scrolls."""
+    """Elements wider than the page, except inside scrolling frames."""
     found: Sequence[str] = browser.evaluate(
         """[...document.querySelectorAll('body *')].filter(e => !e.closest('.scroll *') && e.id !== 'tip'
              && !e.closest('svg *') && e.getBoundingClientRect().right > document.documentElement.clientWidth + 1)

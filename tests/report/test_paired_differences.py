@@ -1,4 +1,4 @@
-"""Paired differences: the numbers, and what is said about them."""
+"""Paired differences between methods on equal seeds, and their verdicts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fedfa.report.paired_differences import Difference, difference, paired_rows,
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 10, 30, 31, 60, 1000])
-def test_students_points_are_those_of_the_distribution(freedom: int) -> None:
+def test_student_quantiles_match_scipy(freedom: int) -> None:
     assert student(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), abs=1.1e-3)
 
 
-def test_the_interval_is_that_of_the_paired_t_test() -> None:
+def test_difference_interval_is_that_of_the_paired_t_test() -> None:
     """0 lies outside the 95 % interval exactly if the test of paired differences has p < 0.05."""
     one, other = [83.1, 84.4, 85.0, 82.0], [80.2, 83.9, 81.0, 80.5]
     values = tuple(a - b for a, b in zip(one, other, strict=True))
@@ -26,7 +26,7 @@ def test_the_interval_is_that_of_the_paired_t_test() -> None:
     assert found.exceeds_noise == (stats.ttest_rel(one, other).pvalue < 0.05)
 
 
-def test_seeds_that_only_one_method_has_do_not_count() -> None:
+def test_difference_uses_only_seeds_that_both_methods_have() -> None:
     def score(value: float) -> dict[str, float]:
         return {"final_accuracy": value, "last10_accuracy": value - 1}
 
@@ -37,7 +37,7 @@ def test_seeds_that_only_one_method_has_do_not_count() -> None:
     assert difference({1: score(80)}, {2: score(80)}, "final_accuracy") is None
 
 
-def test_pairing_sees_what_the_spread_of_the_accuracies_hides() -> None:
+def test_pairing_removes_the_spread_between_seeds() -> None:
     """Seeds move both methods by ten points, but the difference is always about two."""
     one = {seed: {"final_accuracy": value, "last10_accuracy": value} for seed, value in enumerate([62, 72.1, 81.9])}
     other = {seed: {"final_accuracy": value, "last10_accuracy": value} for seed, value in enumerate([60, 70, 80.0])}
@@ -49,15 +49,15 @@ def test_pairing_sees_what_the_spread_of_the_accuracies_hides() -> None:
     assert row[4] == "yes"
 
 
-def test_one_seed_says_nothing_about_noise() -> None:
+def test_verdict_of_one_seed_is_unknown() -> None:
     assert verdict(Difference((10.0,)), Difference((10.0,))) == "unknown: one seed"
     assert str(Difference((10.0,))) == "+10.00"
 
 
-def test_a_difference_inside_the_noise_is_no_difference() -> None:
+def test_verdict_of_a_difference_within_the_noise_is_no() -> None:
     assert verdict(Difference((10.0, -9.0, 1.0)), Difference((3.0, -2.0, 1.0))) == "no"
 
 
-def test_few_methods_are_compared_each_with_each_and_many_with_the_first() -> None:
+def test_pairs_of_few_methods_are_all_and_of_many_with_the_first() -> None:
     assert len(pairs(list("abcd"))) == 6
     assert pairs(list("abcde")) == [("b", "a"), ("c", "a"), ("d", "a"), ("e", "a")]

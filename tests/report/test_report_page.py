@@ -1,4 +1,4 @@
-"""The page in a real browser: nothing from outside, no errors, no overflow, readable in every light."""
+"""The page in a real browser: self-contained, no errors, no overflow, readable in both themes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from fedfa.report.html.write import Report, Reporter
 from tests.report.browser import Browser, overflowing, scrolling
 
 WIDTHS = (400, 761, 1400)
-"""A telephone, the narrowest page with wide drawings, a screen."""
+"""A phone, the narrowest page with wide drawings, a screen."""
 A4 = 688
-"""Pixels between the margins of a sheet."""
-STILL = "This page does not change by itself."
-LOOKS = [(400, "light"), (761, "light"), (1400, "light"), (400, "dark"), (1400, "dark"), (A4, "paper")]
+"""Pixels between the margins of an A4 page."""
+STILL = "This page does not update itself."
+APPEARANCES = [(400, "light"), (761, "light"), (1400, "light"), (400, "dark"), (1400, "dark"), (A4, "paper")]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def report(folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 @pytest.fixture(scope="module")
 def many(folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of two chapters, with nasty names, a run that goes on and a broken folder."""
+    """The report of two chapters, with special characters in names, an unfinished and an unreadable run."""
     place = tmp_path_factory.mktemp("many")
     for number in range(9):
         shutil.copytree(folders / "fedavg-s1", place / "one" / f"a-rather-long-name-of-a-method-number-{number}-s1")
@@ -62,19 +62,19 @@ class _Outside(HTMLParser):
         ]
 
 
-def test_the_page_needs_nothing_from_outside(report: Report) -> None:
+def test_page_is_self_contained(report: Report) -> None:
     outside = _Outside()
     text = report.page.read_text()
     outside.feed(text)
     assert outside.found == []
-    # Addresses in words are nobody's business: a run's data set may be named by one.
+    # Addresses in texts are harmless: a data set may be named by one.
     assert not re.search(r"""url\(|@import|(src|href)\s*=\s*["']?\s*(https?:)?//""", text)
 
 
-def test_every_section_is_there(report: Report) -> None:
+def test_page_has_every_section(report: Report) -> None:
     text = report.page.read_text()
     headings = re.findall(r"<h3>(.*?)</h3>", text)
-    assert headings == ["Accuracy", "Time and bytes", "Data", "Classes", "Inside training", "Settings",
+    assert headings == ["Accuracy", "Time and bytes", "Data", "Classes", "Diagnostics", "Configuration",
                         "Commands and versions"]  # fmt: skip
     titles = set(re.findall(r"<h4>(.*?)</h4>", text))
     assert {"Accuracy by round", "Accuracy by class at the end", "Drift of the clients&#x27; weights",
@@ -82,14 +82,14 @@ def test_every_section_is_there(report: Report) -> None:
     assert report.problems == ()
 
 
-def test_what_was_not_measured_is_left_out(folders: Path, tmp_path: Path) -> None:
+def test_page_leaves_out_what_was_not_measured(folders: Path, tmp_path: Path) -> None:
     text = Reporter([folders / "fedavg-ccvr-s1"], tmp_path / "page.html", figures=False).write().page.read_text()
-    assert "Inside training" not in text
+    assert "Diagnostics" not in text
     assert "Domains" not in text
     assert "Accuracy by round" in text
 
 
-def test_figures_are_files_of_their_own(report: Report) -> None:
+def test_figures_are_written_as_files(report: Report) -> None:
     svg = [file for file in report.figures if file.suffix == ".svg"]
     png = [file for file in report.figures if file.suffix == ".png"]
     assert {file.stem for file in svg} == {file.stem for file in png} >= {"accuracy", "class-accuracy", "drift"}
@@ -100,10 +100,12 @@ def test_figures_are_files_of_their_own(report: Report) -> None:
     assert all(file.read_bytes().startswith(b"\x89PNG") and file.stat().st_size > 5000 for file in png)
 
 
-@pytest.mark.parametrize(("width", "look"), LOOKS)
-def test_no_errors_no_requests_no_overflow(browser: Browser, report: Report, many: Path, width: int, look: str) -> None:
+@pytest.mark.parametrize(("width", "appearance"), APPEARANCES)
+def test_page_has_no_errors_requests_or_overflow(
+    browser: Browser, report: Report, many: Path, width: int, appearance: str
+) -> None:
     for page in (report.page, many):
-        browser.window(width, dark=look == "dark", paper=look == "paper")
+        browser.window(width, dark=appearance == "dark", paper=appearance == "paper")
         browser.open(page)
         assert browser.complaints() == []
         assert browser.requests() == []
@@ -111,7 +113,7 @@ def test_no_errors_no_requests_no_overflow(browser: Browser, report: Report, man
         assert overflowing(browser) == []
 
 
-def test_no_table_must_be_scrolled_on_a_screen(browser: Browser, folders: Path, tmp_path: Path) -> None:
+def test_page_tables_fit_on_a_screen(browser: Browser, folders: Path, tmp_path: Path) -> None:
     """Processors and runs with names as long as real ones, and several versions."""
     for number in range(6):
         folder = tmp_path / "runs" / f"fedfa-after-each-epoch-s{number}"
@@ -133,7 +135,7 @@ def test_no_table_must_be_scrolled_on_a_screen(browser: Browser, folders: Path, 
     assert max(heights) < 60, "at most two lines of letters each"
 
 
-def test_the_check_for_overflow_and_errors_can_fail(browser: Browser, tmp_path: Path) -> None:
+def test_browser_checks_detect_overflow_and_errors(browser: Browser, tmp_path: Path) -> None:
     page = tmp_path / "bad.html"
     page.write_text(
         "<body><p style='width:900px'>wide</p><div class='scroll' style='overflow:auto'><p style='width:800px'>.</p>"
@@ -150,9 +152,7 @@ def test_the_check_for_overflow_and_errors_can_fail(browser: Browser, tmp_path: 
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_letters_in_charts_are_large_enough_and_inside(
-    browser: Browser, report: Report, many: Path, width: int
-) -> None:
+def test_chart_texts_are_large_enough_and_inside(browser: Browser, report: Report, many: Path, width: int) -> None:
     """At least 8 pixels on the screen wherever, and no word beyond the edge of its drawing."""
     for page in (report.page, many):
         browser.window(width)
@@ -175,7 +175,7 @@ def test_letters_in_charts_are_large_enough_and_inside(
         assert outside == []
 
 
-def test_dark_and_light_follow_the_system_and_the_button(browser: Browser, report: Report) -> None:
+def test_page_theme_follows_the_system_and_the_button(browser: Browser, report: Report) -> None:
     def ground() -> str:
         return str(browser.evaluate("getComputedStyle(document.body).backgroundColor"))
 
@@ -199,7 +199,7 @@ def test_dark_and_light_follow_the_system_and_the_button(browser: Browser, repor
     browser.evaluate("localStorage.clear()")
 
 
-def test_the_pointer_and_the_keyboard_read_values(browser: Browser, report: Report, folders: Path) -> None:
+def test_pointer_and_keyboard_show_chart_values(browser: Browser, report: Report, folders: Path) -> None:
     browser.window(1400)
     browser.open(report.page)
     box = browser.evaluate(
@@ -226,7 +226,7 @@ def test_the_pointer_and_the_keyboard_read_values(browser: Browser, report: Repo
     assert browser.complaints() == []
 
 
-def test_tables_sort(browser: Browser, report: Report) -> None:
+def test_page_tables_sort(browser: Browser, report: Report) -> None:
     browser.window(1400)
     browser.open(report.page)
     column = """[...document.querySelectorAll('table.sorts')[0].tBodies[0].rows].map(r => +r.cells[3].dataset.v)"""
@@ -237,7 +237,7 @@ def test_tables_sort(browser: Browser, report: Report) -> None:
     assert browser.evaluate(column) == sorted(down)
 
 
-def test_without_script_everything_is_there_but_the_toys(browser: Browser, report: Report) -> None:
+def test_page_without_script_lacks_only_interaction(browser: Browser, report: Report) -> None:
     browser.window(1400, script=False)
     try:
         browser.open(report.page)
@@ -247,12 +247,12 @@ def test_without_script_everything_is_there_but_the_toys(browser: Browser, repor
         assert len(charts) > 10
         assert len(details) > 5
         button = browser.ask("DOM.querySelector", nodeId=document, selector="#theme[hidden]")["nodeId"]
-        assert button != 0, "a button that does nothing is not shown"
+        assert button != 0, "a button that does nothing is hidden"
     finally:
         browser.window(1400)
 
 
-def test_every_picture_has_words_and_every_table_heads(browser: Browser, report: Report) -> None:
+def test_page_charts_have_descriptions_and_tables_headers(browser: Browser, report: Report) -> None:
     browser.window(1400)
     browser.open(report.page)
     assert browser.evaluate(
@@ -264,7 +264,7 @@ def test_every_picture_has_words_and_every_table_heads(browser: Browser, report:
     assert len(identities) == len(set(identities))
 
 
-def test_names_are_text_never_markup(browser: Browser, many: Path) -> None:
+def test_page_escapes_names(browser: Browser, many: Path) -> None:
     browser.window(1400)
     browser.open(many)
     assert browser.complaints() == []
@@ -274,18 +274,16 @@ def test_names_are_text_never_markup(browser: Browser, many: Path) -> None:
     assert "alert(1)" in browser.evaluate("document.body.innerText")
 
 
-def test_what_is_broken_or_unfinished_is_said(many: Path) -> None:
+def test_page_names_unreadable_and_unfinished_runs(many: Path) -> None:
     text = many.read_text()
     assert "has no config.toml" in text
     assert "11 runs, 1 not finished" in text
     assert "4 of 4 rounds" in text
 
 
-# -- while a run goes on ----------------------------------------------------------------------------------------------
-def test_a_page_reloads_itself_while_watched_and_never_afterwards(
-    browser: Browser, folders: Path, tmp_path: Path
-) -> None:
-    """A run that grows under the eyes: each change is written, place and open tables survive, then it stands still."""
+# -- while a run continues --------------------------------------------------------------------------------------------
+def test_page_reloads_while_watched_and_not_afterwards(browser: Browser, folders: Path, tmp_path: Path) -> None:
+    """A growing run: each change is written, scroll position and open tables survive, then reloading stops."""
     going = tmp_path / "runs" / "fedavg-s1"
     shutil.copytree(folders / "fedavg-s1", going)
     summary, lines = (going / "summary.json").read_text(), (going / "metrics.jsonl").read_text().splitlines(True)
@@ -293,7 +291,9 @@ def test_a_page_reloads_itself_while_watched_and_never_afterwards(
     (going / "metrics.jsonl").write_text("".join(lines[:2]))
     reporter = Reporter([tmp_path / "runs"], tmp_path / "page.html", figures=False)
     written: list[int] = []
-    watching = threading.Thread(target=lambda: reporter.watch(1, lambda done: written.append(done.going), limit=90))
+    watching = threading.Thread(
+        target=lambda: reporter.watch(1, lambda done: written.append(done.unfinished), limit=90)
+    )
     watching.start()
     try:
         _until(lambda: bool(written))
@@ -315,7 +315,7 @@ def test_a_page_reloads_itself_while_watched_and_never_afterwards(
     assert "1 run, finished" in text
 
 
-def test_a_watch_that_is_stopped_leaves_a_page_that_stands_still(folders: Path, tmp_path: Path) -> None:
+def test_interrupted_watch_leaves_a_page_that_does_not_reload(folders: Path, tmp_path: Path) -> None:
     shutil.copytree(folders / "fedavg-s1", tmp_path / "fedavg-s1")
     (tmp_path / "fedavg-s1" / "summary.json").unlink()
     reporter = Reporter([tmp_path], tmp_path / "page.html", figures=False)
@@ -332,8 +332,10 @@ def test_a_watch_that_is_stopped_leaves_a_page_that_stands_still(folders: Path, 
     assert STILL in text
 
 
-def test_a_page_says_whether_it_follows_its_runs(report: Report, many: Path, folders: Path, tmp_path: Path) -> None:
-    """Only one that stands still before runs that go on says how to follow them."""
+def test_page_of_unfinished_runs_names_the_watch_command(
+    report: Report, many: Path, folders: Path, tmp_path: Path
+) -> None:
+    """Only a page that does not reload although runs are unfinished names the command."""
     assert STILL not in report.page.read_text(), "all runs are finished"
     text = many.read_text()
     assert 'http-equiv="refresh"' not in text
@@ -350,31 +352,31 @@ def test_a_page_says_whether_it_follows_its_runs(report: Report, many: Path, fol
     assert STILL in page.read_text()
 
 
-def test_the_command_line_names_the_watch_while_a_run_goes_on(folders: Path, tmp_path: Path) -> None:
-    words = ["report", str(folders / "fedavg-s1"), "--no-figures", "--out", str(tmp_path / "page.html")]
-    assert "--watch" not in CliRunner().invoke(app, words).output
+def test_report_command_suggests_watch_for_unfinished_runs(folders: Path, tmp_path: Path) -> None:
+    arguments = ["report", str(folders / "fedavg-s1"), "--no-figures", "--out", str(tmp_path / "page.html")]
+    assert "--watch" not in CliRunner().invoke(app, arguments).output
     shutil.copytree(folders / "fedavg-s1", tmp_path / "fedavg-s1")
     (tmp_path / "fedavg-s1" / "summary.json").unlink()
-    words[1] = str(tmp_path / "fedavg-s1")
-    output = CliRunner().invoke(app, words).output
+    arguments[1] = str(tmp_path / "fedavg-s1")
+    output = CliRunner().invoke(app, arguments).output
     assert "1 run, 1 not finished" in output
-    assert "with --watch, the page follows runs that go on" in output
+    assert "with --watch, the page follows unfinished runs" in output
 
 
-def test_a_page_without_a_run_yet_does_not_call_it_finished(tmp_path: Path) -> None:
+def test_page_without_runs_does_not_claim_they_are_finished(tmp_path: Path) -> None:
     reporter = Reporter([tmp_path / "nowhere"], tmp_path / "page.html")
     text = reporter.watch(1, lambda _: None, limit=0).page.read_text()
     assert "No run yet." in text
     assert "finished" not in re.sub(r"<style>.*?</style>|<script>.*?</script>", "", text, flags=re.DOTALL)
 
 
-def test_times_on_a_page_stay_true(many: Path) -> None:
-    """A page is read long after it was written: the last record has a date, not an age."""
+def test_page_times_are_dates(many: Path) -> None:
+    """A page may be read long after it was written: the last record has a date, not an age."""
     assert re.search(r"4 of 4 rounds, last record \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", many.read_text())
 
 
-def test_nothing_to_report_is_an_error_that_says_why(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="holds no run folder"):
+def test_report_without_runs_fails_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="holds no run directory"):
         Reporter([tmp_path], tmp_path / "page.html").write()
 
 

@@ -1,0 +1,60 @@
+"""The methods, as typed objects that combine with ``+``.
+
+>>> FedFA(mu=0.2) + FedAdam(lr=0.01)
+Anchors(mu=0.2) + Calibration() + FinalCalibration() + FedAdam()
+"""
+
+from fedfa.algorithms.ccvr import CCVR
+from fedfa.algorithms.centralised import Centralised
+from fedfa.algorithms.fedavg import FedAvg
+from fedfa.algorithms.fedbn import FedBN
+from fedfa.algorithms.feddyn import FedDyn
+from fedfa.algorithms.fedetf import FedETF
+from fedfa.algorithms.fedfa import Anchors, Calibration
+from fedfa.algorithms.fedlc import FedLC
+from fedfa.algorithms.fedma import FedMA
+from fedfa.algorithms.fednova import FedNova
+from fedfa.algorithms.fedproc import FedProc
+from fedfa.algorithms.fedproto import FedProto
+from fedfa.algorithms.fedprox import FedProx
+from fedfa.algorithms.final_calibration import FinalCalibration
+from fedfa.algorithms.local_only import LocalOnly
+from fedfa.algorithms.moon import MOON
+from fedfa.algorithms.scaffold import Scaffold
+from fedfa.algorithms.server_optimisers import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from fedfa.learning.algorithm import Algorithm
+
+
+class FedFA(Algorithm):
+    """FedFA (:mod:`fedfa.algorithms.fedfa`) as one object.
+
+    Args:
+        mu: Weight μ of the anchor loss.
+        momentum: λ of the average of class features over epochs.
+        anchors: All options of the anchors, instead of the two above.
+        calibration: Options of the calibration.
+        final: Options of the final calibration, which is off by default.
+
+    Example:
+        >>> [component.name for component in FedFA(mu=0.2).components]
+        ['anchors', 'calibration', 'final']
+    """
+
+    def __init__(
+        self,
+        mu: float = 0.1,
+        momentum: float = 0.5,
+        *,
+        anchors: Anchors | None = None,
+        calibration: Calibration | None = None,
+        final: FinalCalibration | None = None,
+    ) -> None:
+        anchors = anchors or Anchors(mu=mu, momentum=momentum)
+        super().__init__([anchors, calibration or Calibration(), final or FinalCalibration()], title="fedfa")
+
+
+__all__ = [
+    "CCVR", "MOON", "Anchors", "Calibration", "Centralised", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedBN",
+    "FedDyn", "FedETF", "FedFA", "FedLC", "FedMA", "FedNova", "FedProc", "FedProto", "FedProx", "FedYogi",
+    "FinalCalibration", "LocalOnly", "Scaffold",
+]  # fmt: skip

@@ -26,9 +26,9 @@ than dimensions). Where its Cholesky factorisation fails, and only there, 10⁻�
 diagonal, ten times more until it succeeds. A class of one sample has no spread: its virtual features are that feature.
 A class without samples has no virtual features.
 
-Sends once, after the last round: the model down, C + C·d + C·d(d+1)/2 numbers of 8 bytes up (1.5 MB for C = 10 and
-d = 192; with ``covariance = "diagonal"`` 31 kB); in the rounds before nothing beside what the method sends. Server
-keeps: nothing between rounds. Client keeps: nothing. Extra compute: one pass over its data for a client, O(n·d²) for
+Sends once, in the final pass: the model down, C + C·d + C·d(d+1)/2 numbers of 8 bytes up (1.5 MB for C = 10 and
+d = 192; with ``covariance = "diagonal"`` 31 kB); nothing more in the rounds before. Server
+state: none between rounds. Client state: none. Extra compute: one pass over its data for a client, O(n·d²) for
 the moments; on the server O(C·d³) for the factors and the training of one linear layer.
 What the server learns: of each client its number of samples, mean and covariance per class. Only their sums over all
 clients are used, so secure sums hide the rest. (The moments of a class of which a client holds a single sample are
@@ -47,15 +47,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedfa.algorithms.classifier import classifier_names, remember_classifier
-from fedfa.algorithms.method import AUTHORS_TRAINING, Method
-from fedfa.errors import RecipeError
-from fedfa.learning.part import ClientContext, Options, Part, Role, ServerStep, Task
-from fedfa.learning.sums import WeightedSum
+from fedfa.errors import AlgorithmError
+from fedfa.learning.aggregate import WeightedSum
+from fedfa.learning.component import Component, Traits
+from fedfa.learning.context import ClientContext, ServerStep, Task
 from fedfa.learning.tensors import Tensors, first_non_finite
 
 
-class VirtualFeaturesOptions(Options):
-    """Options of the virtual features and of the training on them, of which the paper's text says little."""
+class CCVR(Component):
+    """One Gaussian per class from the sums of all clients; the classifier is trained on draws from them."""
+
+    name = "ccvr"
+    traits = Traits(final_pass=True, global_classifier=True)
 
     samples: int = Field(2000, ge=1)
     """Virtual features per class, on average over the classes (M_c)."""
@@ -85,49 +88,22 @@ class VirtualFeaturesOptions(Options):
     weight_decay: float = Field(0.001, ge=0)
     """Weight decay."""
 
-
-class VirtualFeatures(Part[VirtualFeaturesOptions]):
-    """One Gaussian per class from the sums of all clients; the classifier is trained on draws from them."""
-
-    name = "ccvr"
-    options_type = VirtualFeaturesOptions
-
-    def check(self, task: Task, roles: Mapping[str, Role]) -> None:
-        """There must be one network for all, and a classifier that may be changed."""
-        if local := [name for name, role in roles.items() if role is Role.LOCAL]:
-            raise RecipeError(
-                f"ccvr calibrates the classifier of one global network, but here each client keeps {len(local)} "
-                f"tensors of its own ({local[0]!r} …): leave out ccvr, or the method that keeps them local (if that is "
-                'model.buffers, set it to "average")'
-            )
-        for name in task.model.head_tensors:
-            if roles.get(name) is not Role.SHARED:
-                found = roles[name].value if name in roles else "tied to another layer"
-                raise RecipeError(
-                    f"ccvr goes on training the classifier after the last round, but {name!r} is {found}: leave out "
-                    "ccvr, or what fixes the classifier"
-                )
-
     def init(self, task: Task, rng: np.random.Generator) -> Tensors:
         """Which tensors are the classifier."""
         return remember_classifier(task)
 
-    def broadcast(self, state: Tensors, round: int) -> Tensors:
-        """Nothing: clients know their network."""
-        return {}
-
-    def survey(self, ctx: ClientContext) -> Mapping[str, WeightedSum]:
+    def contribute(self, ctx: ClientContext) -> Mapping[str, WeightedSum]:
         """For each class N, Σ h and Σ h hᵀ (its upper triangle), in double precision."""
         h, y = ctx.features().cpu().double(), ctx.labels().cpu()
-        if self.options.power != 1:
+        if self.power != 1:
             if (h < 0).any():
-                raise RecipeError(
+                raise AlgorithmError(
                     "algorithm.ccvr.power takes roots, but this network has negative features: set it to 1, or let the "
                     "last hidden layer end in a ReLU"
                 )
-            h = h.pow(self.options.power)
+            h = h.pow(self.power)
         member = functional.one_hot(y, ctx.num_classes).double()
-        if self.options.covariance == "diagonal":
+        if self.covariance == "diagonal":
             second = member.mT @ h.square()
         else:
             upper = torch.triu_indices(h.shape[1], h.shape[1])
@@ -137,29 +113,31 @@ class VirtualFeatures(Part[VirtualFeaturesOptions]):
         moments = {"first": member.mT @ h, "second": second}
         return {"moments": WeightedSum(moments, member.sum(0).unsqueeze(1))}
 
-    def conclude(self, server: ServerStep) -> None:
+    def step(self, server: ServerStep) -> None:
         """Gaussians, virtual features, training of the classifier."""
-        options, group = self.options, f"{self.name}/moments"
-        counts, moments = server.total[group].weight.squeeze(1), server.total.mean(group)
+        group = f"{self.name}/moments"
+        counts, moments = server.aggregate[group].weight.squeeze(1), server.aggregate.mean(group)
         names = classifier_names(server, self.name)
-        amounts = torch.tensor(shared_out(counts, options.samples, options.share))
+        amounts = torch.tensor(shared_out(counts, self.samples, self.share))
         labels = torch.arange(len(amounts)).repeat_interleave(amounts)
-        # Kept in the network's own precision: there may be many.
+        # In the network's own precision: there may be many.
         features = torch.empty(len(labels), moments["first"].shape[1], dtype=server.model[names[0]].dtype)
         for c, amount in enumerate(amounts.tolist()):
-            spread = factor(moments["second"][c], moments["first"][c], counts[c], options.covariance)
+            spread = factor(moments["second"][c], moments["first"][c], counts[c], self.covariance)
             z = torch.from_numpy(server.rng.standard_normal((amount, features.shape[1])))
             drawn = moments["first"][c] + (z @ spread.mT if spread.dim() == 2 else z * spread)
-            if options.relu or options.power != 1:
-                drawn = drawn.clamp(min=0).pow(1 / options.power)
+            if self.relu or self.power != 1:
+                drawn = drawn.clamp(min=0).pow(1 / self.power)
             features[labels == c] = drawn.to(features.dtype)
         before = [server.model[name].double() for name in names]
-        start = [old + server.update.get(name, 0) for name, old in zip(names, before, strict=True)]  # after other parts
-        after = train_classifier(features, labels, start, options, server.rng)
+        start = [
+            old + server.update.get(name, 0) for name, old in zip(names, before, strict=True)
+        ]  # after other components
+        after = train_classifier(features, labels, start, self, server.rng)
         update = {name: new - old for name, new, old in zip(names, after, before, strict=True)}
         if first_non_finite(update) is not None:
-            raise RecipeError(
-                f"the training on virtual features diverged: lower algorithm.ccvr.lr (now {options.lr:g}) or momentum"
+            raise AlgorithmError(
+                f"the training on virtual features diverged: lower algorithm.ccvr.lr (now {self.lr:g}) or momentum"
             )
         server.update |= update
 
@@ -209,7 +187,7 @@ def factor(second: Tensor, mean: Tensor, count: Tensor, covariance: Literal["ful
 
 
 def train_classifier(
-    features: Tensor, labels: Tensor, start: list[Tensor], options: VirtualFeaturesOptions, rng: np.random.Generator
+    features: Tensor, labels: Tensor, start: list[Tensor], options: CCVR, rng: np.random.Generator
 ) -> list[Tensor]:
     """Weight and, if there is one, bias after SGD on the cross-entropy, whose gradient is written out (no graph)."""
     parameters = [value.clone() for value in start]
@@ -227,11 +205,3 @@ def train_classifier(
                 speed.mul_(options.momentum).add_(gradient).add_(parameter, alpha=options.weight_decay)
                 parameter.sub_(speed, alpha=lr)
     return parameters
-
-
-CCVR = Method(
-    name="ccvr",
-    summary="After training of any method, the classifier is calibrated on virtual features (Luo et al. 2021).",
-    parts=(VirtualFeatures,),
-    variants={"paper": {}, "authors": {**AUTHORS_TRAINING}},
-)

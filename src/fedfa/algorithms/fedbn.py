@@ -8,8 +8,8 @@ Digits), with clients that come back.
 A client that was never drawn still has the initial normalisation. There is no global model: what is reported is the
 mean over the round's clients, each with its own layers on the test samples of its own domains, as in the paper.
 
-Sends per client and round: the model without the normalisation layers, down and up. Server keeps: the model. Client
-keeps: its normalisation layers (for each normalised channel a scale and a shift, with BatchNorm also mean and
+Sends per client and round: the model without the normalisation layers, down and up. Server state: the model. Client
+state: its normalisation layers (for each normalised channel a scale and a shift, with BatchNorm also mean and
 variance). Extra compute: none. What the server learns: what it learns in FedAvg, without the normalisation layers, so
 nothing of the clients' statistics of activations.
 """
@@ -23,35 +23,30 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from fedfa.algorithms.method import AUTHORS_TRAINING, Method
-from fedfa.errors import RecipeError
-from fedfa.learning.part import Options, Part, Role, Task
+from fedfa.errors import AlgorithmError
+from fedfa.learning.component import Component
+from fedfa.learning.context import Role, Task
 from fedfa.models.split import SplitModel
 
 BATCH: tuple[type[nn.Module], ...] = (_BatchNorm,)
 EVERY: tuple[type[nn.Module], ...] = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, _InstanceNorm, nn.RMSNorm)
 
 
-class LocalNormalisationOptions(Options):
-    """Options of the local normalisation."""
+class FedBN(Component):
+    """The tensors of the normalisation layers stay on their client; the rest is averaged."""
+
+    name = "fedbn"
 
     layers: Literal["all", "batch"] = "all"
     """``batch``: BatchNorm only, as published. ``all``: also GroupNorm, LayerNorm, InstanceNorm and RMSNorm, as far as
     they have tensors; the same thing for a network that has no others than BatchNorm."""
 
-
-class LocalNormalisation(Part[LocalNormalisationOptions]):
-    """The tensors of the normalisation layers stay on their client; the rest is averaged."""
-
-    name = "fedbn"
-    options_type = LocalNormalisationOptions
-
     def roles(self, task: Task) -> Mapping[str, Role]:
         """Local: scale, shift and running statistics of every normalisation layer."""
-        chosen = normalisation_tensors(task.model, EVERY if self.options.layers == "all" else BATCH)
+        chosen = normalisation_tensors(task.model, EVERY if self.layers == "all" else BATCH)
         if not chosen:
             others = normalisation_tensors(task.model, EVERY)
-            raise RecipeError(
+            raise AlgorithmError(
                 "fedbn keeps normalisation layers on the client, but this network has "
                 + (
                     'none but other kinds than BatchNorm: set algorithm.fedbn.layers = "all"'
@@ -72,11 +67,3 @@ def normalisation_tensors(model: SplitModel, kinds: tuple[type[nn.Module], ...])
             own |= {name for name, _ in module.named_buffers(recurse=False)}
             names += [f"{prefix}.{name}" if prefix else name for name in sorted(own)]
     return [name for name in names if name in known]
-
-
-FEDBN = Method(
-    name="fedbn",
-    summary="Normalisation layers stay with the client, the rest is averaged (X. Li et al. 2021).",
-    parts=(LocalNormalisation,),
-    variants={"paper": {}, "authors": {**AUTHORS_TRAINING}},
-)

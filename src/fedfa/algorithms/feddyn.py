@@ -18,7 +18,7 @@ the clients' data. (FedAvg with several local steps settles elsewhere.)
   models, which lacks the shift by h/α. It clips gradients at norm 10; Algorithm 1 does not, and neither does this file.
 - h is kept in double precision: θ holds h/α, so a small α would magnify its rounding.
 
-Sends per client and round: |w| down, |w| up, as FedAvg. Server keeps: h, |w| numbers. Client keeps: g_i, |w| numbers,
+Sends per client and round: |w| down, |w| up, as FedAvg. Server state: h, |w| numbers. Client state: g_i, |w| numbers,
 also through the rounds in which it does not take part. Extra compute: three passes over the parameters per step. What
 the server learns: what it learns in FedAvg (g_i is a sum of updates it has seen).
 """
@@ -26,84 +26,63 @@ the server learns: what it learns in FedAvg (g_i is a sum of updates it has seen
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 import torch
 from pydantic import Field
 
-from fedfa.algorithms.fedprox import add_to_gradients, laid_out_like, pull_to_start, remember_start
-from fedfa.algorithms.method import AUTHORS_TRAINING, Method
-from fedfa.learning.part import Batch, ClientContext, Options, Part, ServerStep
-from fedfa.learning.sums import WeightedSum
-from fedfa.learning.tensors import Tensors
+from fedfa.algorithms.gradients import add_to_gradients, laid_out_like, pull_to_start, remember_start
+from fedfa.learning.aggregate import WeightedSum
+from fedfa.learning.component import Component, Traits
+from fedfa.learning.context import Batch, ClientContext, ServerStep
 
 
-class DynamicOptions(Options):
-    """Options of the dynamic regulariser."""
+class FedDyn(Component):
+    """Dual states on the clients, their mean on the server."""
+
+    name = "feddyn"
+    traits = Traits(
+        aggregates=True,
+        shared_model=True,
+        excludes={
+            "server optimiser": "its server step θ = mean − h/α is part of the method, and the clients' dual states "
+            "fit no other; leave the server optimiser out",
+            "fedprox": "it has a proximal term of its own; set algorithm.feddyn.alpha",
+        },
+    )
 
     alpha: float = Field(0.1, ge=0)
     """α (FedFA's paper: μ/2 = 0.05). 0 is FedAvg with equal weights."""
 
-
-class DynamicRegularisation(Part[DynamicOptions]):
-    """Dual states on the clients, their mean on the server."""
-
-    name = "feddyn"
-    options_type = DynamicOptions
-    base = True
-    needs_shared_model = True
-    refuses: ClassVar[Mapping[str, str]] = {
-        "server optimiser": "its server step θ = mean − h/α is part of the method, and the clients' dual states fit no "
-        "other; leave the server optimiser out",
-        "fedprox": "it has a proximal term of its own; set algorithm.feddyn.alpha",
-    }
-
-    def stacks(self) -> bool:
-        """Yes."""
-        return True
-
-    def broadcast(self, state: Tensors, round: int) -> Tensors:
-        """Nothing: h is the server's own."""
-        return {}
-
     def begin(self, ctx: ClientContext) -> None:
         """Remember θ_t, and g_i if there is one yet (it starts as zero)."""
-        if self.options.alpha:
+        if self.alpha:
             remember_start(ctx, self.name)
-            dual = ctx.kept.get(self.name)
+            dual = ctx.client_state.get(self.name)
             ctx.scratch[self.name]["dual"] = laid_out_like(ctx.parameters, dual) if dual else None
 
     def gradient(self, ctx: ClientContext, batch: Batch) -> None:
         """Add −g_i + α (θ − θ_t)."""
-        if self.options.alpha:
-            pull_to_start(ctx, self.name, self.options.alpha)
+        if self.alpha:
+            pull_to_start(ctx, self.name, self.alpha)
             if (dual := ctx.scratch[self.name]["dual"]) is not None:
                 add_to_gradients(ctx.parameters.values(), dual, -1.0)
 
     def contribute(self, ctx: ClientContext) -> Mapping[str, WeightedSum]:
         """θ_i − θ_t, each client with weight one; and g_i ← g_i − α (θ_i − θ_t)."""
-        if self.options.alpha:
-            dual = ctx.kept.setdefault(self.name, {})
+        if self.alpha:
+            dual = ctx.client_state.setdefault(self.name, {})
             for name in ctx.parameters:
                 old = dual.get(name, torch.zeros_like(ctx.update[name]))
-                dual[name] = old - self.options.alpha * ctx.update[name]
+                dual[name] = old - self.alpha * ctx.update[name]
         return {"model": WeightedSum.of(ctx.update, 1)}
 
     def step(self, server: ServerStep) -> None:
         """The active clients' mean, shifted by −h/α; statistics are only averaged."""
-        group, alpha, h = f"{self.name}/model", self.options.alpha, server.state[self.name]
-        server.update = server.total.mean(group)
+        group, alpha, h = f"{self.name}/model", self.alpha, server.state[self.name]
+        server.update = server.aggregate.mean(group)
         if not alpha:
             return
         for name in server.trained:
-            of_all = server.total[group].tensors[name] / server.num_clients  # (1/m) Σ_active (θ_i − θ_t)
+            of_all = server.aggregate[group].tensors[name] / server.num_clients  # (1/m) Σ_active (θ_i − θ_t)
             h[name] = h.get(name, torch.zeros_like(of_all)) - alpha * of_all
             server.update[name] = server.update[name] - h[name] / alpha
-
-
-FEDDYN = Method(
-    name="feddyn",
-    summary="FedDyn (Acar et al. 2021): per-client dual states align the local optima with the global one.",
-    parts=(DynamicRegularisation,),
-    variants={"paper": {}, "authors": {**AUTHORS_TRAINING}},
-)

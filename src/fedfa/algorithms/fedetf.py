@@ -6,7 +6,7 @@ Synthetic and Fixed Classifier*, ICCV 2023, arXiv:2303.10058.
 The linear classifier is replaced by a projection of the features to p dimensions, division by their length, a learnable
 temperature β and a classifier that never changes: the rows of a simplex equiangular tight frame V (C unit vectors with
 pairwise cosine −1/(C−1)). All clients so learn features for one and the same classifier. The logits are β·V·μ, μ being
-the unit features; the *features* that other parts see are β·μ. The local loss is the paper's balanced feature loss,
+the unit features; other components see the *features* β·μ. The local loss is the paper's balanced feature loss,
 
     − log( n_y^γ exp(β v_y·μ) / Σ_c n_c^γ exp(β v_c·μ) ),
 
@@ -19,7 +19,7 @@ The paper's second stage, in which each client fine-tunes projection and classif
 method: it makes personal models, and what is reported here is the global one.
 
 Sends per client and round: the changed network (p·d numbers of the projection and β instead of the classifier's C·d)
-but not V, which follows from the seed. Server keeps: the model. Client keeps: nothing. Extra compute per step: the
+but not V, which follows from the seed. Server state: the model. Client state: nothing. Extra compute per step: the
 projection, O(batch·p·d). What the server learns: what it learns with FedAvg; label counts stay on the client.
 """
 
@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -35,24 +35,28 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedfa.algorithms.fedfa import initial_anchors
 from fedfa.algorithms.fedlc import label_shift
-from fedfa.algorithms.method import AUTHORS_TRAINING, Method
-from fedfa.errors import RecipeError
-from fedfa.learning.part import Batch, ClientContext, Options, Part, Role, Task
+from fedfa.algorithms.initial_anchors import initial_anchors
+from fedfa.errors import AlgorithmError
+from fedfa.learning.component import Component, Traits
+from fedfa.learning.context import Batch, ClientContext, Role, Task
 from fedfa.models.split import SplitModel
 
-FIXED = "the classifier is a fixed frame here, and that part would train it; leave one of them out"
 
+class FedETF(Component):
+    """Puts the fixed classifier into the network and balances the loss."""
 
-class FixedFrameOptions(Options):
-    """Options of the fixed classifier."""
+    name = "fedetf"
+    traits = Traits(
+        slot="logit calibration",
+        excludes={"ccvr": "the classifier is a fixed frame here, and ccvr would train it; leave one of them out"},
+    )
 
     gamma: float = Field(1.0, ge=0)
     """γ of the balanced loss: logits are shifted by γ·log n_c; 0 is plain cross-entropy over all classes."""
     absent: Literal["floor", "mask"] = "floor"
     """Classes the client does not hold: counted as one sample, so that they stay in the softmax (the published code),
-    or left out of it, which is what the formula says for n_c = 0."""
+    or left out of it, as the formula has it for n_c = 0."""
     dim: int | None = Field(None, ge=2)
     """Width p of the projected features, at least C; left out, that of the network's features (C if they are fewer)."""
     bias: bool = True
@@ -60,26 +64,17 @@ class FixedFrameOptions(Options):
     beta: float = Field(10.0, gt=0)
     """The temperature β before training."""
 
-
-class FixedFrame(Part[FixedFrameOptions]):
-    """Puts the fixed classifier into the network and balances the loss."""
-
-    name = "fedetf"
-    options_type = FixedFrameOptions
-    slot = "logit calibration"
-    refuses: ClassVar[Mapping[str, str]] = {"ccvr": FIXED}
-
     def adapt(self, model: SplitModel, rng: np.random.Generator) -> SplitModel:
         """The network with projection, temperature and fixed frame in place of its classifier."""
         classes, width = model.num_classes, model.feature_dim
-        dim = self.options.dim or max(width, classes)
+        dim = self.dim or max(width, classes)
         if classes < 2 or dim < classes:
-            raise RecipeError(
+            raise AlgorithmError(
                 f"fedetf needs two classes or more and as many projected features: there are {classes} classes, and "
                 f"algorithm.fedetf.dim is {dim}"
             )
         frame = initial_anchors("etf", classes, dim, rng)
-        head = FrameHead(model.head, frame, self.options.beta, bias=self.options.bias, rng=rng)
+        head = FrameHead(model.head, frame, self.beta, bias=self.bias, rng=rng)
         if not model.head_name:  # the network is nothing but its classifier
             return SplitModel(nn.Sequential(head), "0.frame", model.example)
         # A layer that the network holds under several names is replaced under each of them.
@@ -96,11 +91,11 @@ class FixedFrame(Part[FixedFrameOptions]):
     def begin(self, ctx: ClientContext) -> None:
         """The shift of the round: label counts do not change while a client trains."""
         counts = ctx.label_counts.to(torch.promote_types(ctx.model.head.weight.dtype, torch.float32))
-        ctx.scratch[self.name] = {"shift": label_shift(counts, "log", self.options.gamma, self.options.absent)}
+        ctx.scratch[self.name] = {"shift": label_shift(counts, "log", self.gamma, self.absent)}
 
     def logits(self, ctx: ClientContext, batch: Batch, logits: Tensor) -> Tensor:
         """Logits + γ·log n_c; they only enter the local loss."""
-        if self.options.gamma == 0:
+        if self.gamma == 0:
             return logits
         shift: Tensor = ctx.scratch[self.name]["shift"]
         return logits + shift.unsqueeze(-2)
@@ -130,11 +125,3 @@ class FrameHead(nn.Module):
         """Logits."""
         logits: Tensor = self.frame(self.beta * functional.normalize(self.projection(features), dim=-1, eps=1e-8))
         return logits
-
-
-FEDETF = Method(
-    name="fedetf",
-    summary="A fixed classifier of equal angles, and a loss balanced by label counts (Li et al. 2023).",
-    parts=(FixedFrame,),
-    variants={"paper": {}, "authors": {**AUTHORS_TRAINING}},
-)

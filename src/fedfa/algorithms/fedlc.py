@@ -13,24 +13,27 @@ one that is wrong, and a client with one class divides by nothing. As n_c → 0 
 the client does not hold leaves the denominator altogether (``absent = "mask"``): its row of the classifier gets no
 gradient there. It follows that a client that holds a single class has loss zero and moves by weight decay alone.
 
-Sends per client and round: what FedAvg sends. Server and client keep: nothing. Extra compute per step: one addition to
+Sends per client and round: what FedAvg sends. Server and client state: nothing. Extra compute per step: one addition to
 the logits. What the server learns: what it learns with FedAvg; label counts stay on the client.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedfa.algorithms.method import AUTHORS_TRAINING, Method
-from fedfa.learning.part import Batch, ClientContext, Options, Part
+from fedfa.learning.component import Component, Traits
+from fedfa.learning.context import Batch, ClientContext
 
 
-class LogitCalibrationOptions(Options):
-    """Options of the logit calibration."""
+class FedLC(Component):
+    """Shift the logits by the client's label counts."""
+
+    name = "fedlc"
+    traits = Traits(slot="logit calibration")
 
     tau: float = Field(1.0, ge=0)
     """Strength τ of the calibration; 0 is FedAvg, absent classes included."""
@@ -41,30 +44,18 @@ class LogitCalibrationOptions(Options):
     floor: float = Field(1.0, gt=0)
     """With ``absent = "floor"``: the smallest count there is."""
 
-
-class LogitCalibration(Part[LogitCalibrationOptions]):
-    """Shift the logits by the client's label counts."""
-
-    name = "fedlc"
-    options_type = LogitCalibrationOptions
-    slot: ClassVar[str | None] = "logit calibration"
-
-    def stacks(self) -> bool:
-        """Yes."""
-        return True
+    @property
+    def enabled(self) -> bool:
+        """Without τ this is FedAvg."""
+        return self.tau > 0
 
     def begin(self, ctx: ClientContext) -> None:
         """The shift of the round: label counts do not change while a client trains."""
         counts = ctx.label_counts.to(torch.promote_types(ctx.model.head.weight.dtype, torch.float32))
-        options = self.options
-        ctx.scratch[self.name] = {
-            "shift": label_shift(counts, options.form, options.tau, options.absent, options.floor)
-        }
+        ctx.scratch[self.name] = {"shift": label_shift(counts, self.form, self.tau, self.absent, self.floor)}
 
     def logits(self, ctx: ClientContext, batch: Batch, logits: Tensor) -> Tensor:
         """The calibrated logits; they only enter the local loss."""
-        if self.options.tau == 0:
-            return logits
         shift: Tensor = ctx.scratch[self.name]["shift"]
         return logits + shift.unsqueeze(-2)
 
@@ -107,11 +98,3 @@ def label_margins(counts: Tensor, tau: float = 1.0) -> Tensor:
     """The margins τ·n_c^(−1/4) of FedLC, ``[…, C]``; ∞ for a class without samples."""
     counts = counts if counts.is_floating_point() else counts.float()
     return tau * counts.pow(-0.25) if tau > 0 else torch.zeros_like(counts)
-
-
-FEDLC = Method(
-    name="fedlc",
-    summary="Local logits calibrated by the client's label counts (Zhang et al. 2022).",
-    parts=(LogitCalibration,),
-    variants={"paper": {}, "authors": {**AUTHORS_TRAINING}},
-)

@@ -14,7 +14,7 @@ which units are new), and freezes and retrains layer after layer, so that one pa
 are layers. Both are left out on purpose:
 
 - Layers that grow change the network between rounds. Nothing else here does: rounds, memory and bytes would no longer
-  compare with those of any other method, and nothing that is kept by name and shape (anchors, momenta, control
+  compare with those of any other method, and nothing that is stored by name and shape (anchors, momenta, control
   variates) could stand beside it.
 - Retraining per layer is another protocol, with as many rounds as layers and growing weights; at an equal number of
   rounds it would train one layer while the others train all.
@@ -28,7 +28,7 @@ flattening between. Norms with per-channel tensors and residual connections tie 
 are layers that a client keeps or that are frozen. The chain is read off the network by tracing it once; its layers'
 positions are the server's state.
 
-Sends per client and round: |w| down, |w| up, as FedAvg. Server keeps: nothing more; it must see each client's update,
+Sends per client and round: |w| down, |w| up, as FedAvg. Server state: nothing more; it must see each client's update,
 so secure sums are impossible and memory grows with the cohort. Extra compute, on the server per client and layer of u
 units with f inputs: O(u² f + u³). What the server learns: what it learns in FedAvg without secure sums.
 """
@@ -38,7 +38,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,10 +46,10 @@ from numpy.typing import NDArray
 from torch import fx, nn
 from torch.nn import functional
 
-from fedfa.algorithms.fedavg import Averaging
-from fedfa.algorithms.method import AUTHORS_TRAINING, Method
-from fedfa.errors import RecipeError
-from fedfa.learning.part import Role, ServerStep, Task
+from fedfa.algorithms.fedavg import FedAvg
+from fedfa.errors import AlgorithmError
+from fedfa.learning.component import Traits
+from fedfa.learning.context import Role, ServerStep, Task
 from fedfa.learning.tensors import Tensors
 
 Array = NDArray[np.float64]
@@ -67,35 +67,31 @@ _FUNCTIONS = (
 _METHODS = ("relu", "tanh", "sigmoid", "contiguous")
 
 
-class MatchedAveraging(Averaging):
+class FedMA(FedAvg):
     """The weighted mean of the clients' models, each in the global model's order."""
 
     name = "fedma"
-    needs_each = True
-    needs_shared_model = True
-    refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("anchors", "fedproc", "fedproto", "moon"),
-        "it compares features of different models unit by unit, and here the server changes the units' order",
+    traits = Traits(
+        aggregates=True,
+        shared_model=True,
+        single_contributions=True,
+        excludes=dict.fromkeys(
+            ("anchors", "fedproc", "fedproto", "moon"),
+            "it compares features of different models unit by unit, and here the server changes the units' order",
+        ),
     )
 
-    def check(self, task: Task, roles: Mapping[str, Role]) -> None:
-        """A chain of layers, all shared; and the solver."""
-        for layer in layer_chain(task.model.module):
-            for name in (f"{layer}.weight", f"{layer}.bias"):
-                if roles.get(name, Role.SHARED) is not Role.SHARED:
-                    raise RecipeError(
-                        f"fedma permutes the units of every layer, but {name!r} is {roles[name].value}; it needs all "
-                        "layers trained and shared"
-                    )
-        _solver()
-
     def init(self, task: Task, rng: np.random.Generator) -> Tensors:
-        """Position of each layer in the chain."""
-        return {layer: torch.tensor(number) for number, layer in enumerate(layer_chain(task.model.module))}
-
-    def broadcast(self, state: Tensors, round: int) -> Tensors:
-        """Nothing: clients know their network."""
-        return {}
+        """Position of each layer in the chain; every layer must be trained and shared."""
+        layers = layer_chain(task.model.module)
+        for name in (f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")):
+            if (role := task.roles.get(name, Role.SHARED)) is not Role.SHARED:
+                raise AlgorithmError(
+                    f"fedma permutes the units of every layer, but {name!r} is {role.value}; it needs all layers "
+                    "trained and shared"
+                )
+        _solver()
+        return {layer: torch.tensor(number) for number, layer in enumerate(layers)}
 
     def step(self, server: ServerStep) -> None:
         """Align, then average."""
@@ -103,9 +99,9 @@ class MatchedAveraging(Averaging):
         layers = sorted(positions, key=lambda layer: int(positions[layer]))
         names = [name for layer in layers for name in (f"{layer}.weight", f"{layer}.bias") if name in server.model]
         reference = {name: server.model[name].double().numpy() for name in names}
-        server.update = server.total.mean(group)
-        for entry in (sums[group] for sums in server.total.each):
-            share = float(entry.weight / server.total[group].weight) if entry.weight else 0.0
+        server.update = server.aggregate.mean(group)
+        for entry in (contribution[group] for contribution in server.aggregate.each):
+            share = float(entry.weight / server.aggregate[group].weight) if entry.weight else 0.0
             if share == 0:
                 continue
             client = {name: reference[name] + (entry.tensors[name].double() / entry.weight).numpy() for name in names}
@@ -147,7 +143,7 @@ def align(layers: Sequence[str], reference: Mapping[str, Array], client: Mapping
         for name in (weight, bias):
             if name in aligned:
                 aligned[name] = aligned[name][order]
-        # A flattened map has the positions of one channel side by side, so channels are the second axis here too.
+        # A flattened map has the positions of one channel next to each other, so channels are the second axis here too.
         inputs = aligned[next_weight]
         aligned[next_weight] = inputs.reshape(len(inputs), units, -1)[:, order].reshape(inputs.shape)
     return aligned if moved else client
@@ -157,7 +153,7 @@ def layer_chain(module: nn.Module) -> list[str]:
     """Names of the Conv2d and Linear layers in the order in which the input passes them.
 
     Raises:
-        RecipeError: The network is not such a chain; says where.
+        AlgorithmError: The network is not such a chain; the message says where.
 
     Example:
         >>> layer_chain(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
@@ -222,8 +218,8 @@ def _is_size(node: fx.Node, present: fx.Node | None, numbers: set[fx.Node]) -> b
     return node.target is operator.getitem and node.args[0] in numbers
 
 
-def _not_a_chain(reason: str) -> RecipeError:
-    return RecipeError(
+def _not_a_chain(reason: str) -> AlgorithmError:
+    return AlgorithmError(
         "fedma needs a network that is a chain of Conv2d and Linear layers with activations, pooling and flattening "
         f"between, but {reason}; use another network (e.g. cnn-fmnist) or another method"
     )
@@ -233,13 +229,5 @@ def _solver() -> Any:
     try:
         from scipy.optimize import linear_sum_assignment
     except ImportError as error:
-        raise RecipeError("fedma needs scipy; install it with: pip install 'fedfa[data]'") from error
+        raise AlgorithmError("fedma needs scipy; install it with: pip install 'fedfa[data]'") from error
     return linear_sum_assignment
-
-
-FEDMA = Method(
-    name="fedma",
-    summary="FedMA's matching (Wang et al. 2020): clients' hidden units are aligned before averaging.",
-    parts=(MatchedAveraging,),
-    variants={"paper": {}, "authors": {**AUTHORS_TRAINING}},
-)

@@ -3,7 +3,7 @@
 J. Wang, Q. Liu, H. Liang, G. Joshi, H. V. Poor, *Tackling the Objective Inconsistency Problem in Heterogeneous
 Federated Optimization*, NeurIPS 2020.
 
-A client's update is a combination of the gradients it met, Δ_i = −η Σ_k a_{i,k} g_{i,k}. FedAvg thus weighs client i by
+A client's update is a combination of its gradients, Δ_i = −η Σ_k a_{i,k} g_{i,k}. FedAvg thus weighs client i by
 p_i ‖a_i‖₁ and settles at the optimum of another objective than Σ p_i F_i. FedNova averages the normalised updates and
 scales them back by one number for all::
 
@@ -28,61 +28,54 @@ update and n_i the number of steps; of secure sums only its mean.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
+import numpy as np
 import torch
 from pydantic import Field
 
-from fedfa.algorithms.fedprox import pull_to_start, remember_start
-from fedfa.algorithms.method import AUTHORS_TRAINING, Method
-from fedfa.errors import RecipeError
-from fedfa.learning.part import Batch, ClientContext, Options, Part, Role, ServerStep, Task
-from fedfa.learning.sums import WeightedSum
+from fedfa.algorithms.gradients import pull_to_start, remember_start
+from fedfa.errors import AlgorithmError
+from fedfa.learning.aggregate import WeightedSum
+from fedfa.learning.component import Component, Traits
+from fedfa.learning.context import Batch, ClientContext, ServerStep, Task
+from fedfa.learning.tensors import Tensors
 
 
-class NormalisedOptions(Options):
-    """Options of the normalised averaging."""
+class FedNova(Component):
+    """The mean of normalised updates."""
+
+    name = "fednova"
+    traits = Traits(
+        aggregates=True,
+        shared_model=True,
+        excludes={"fedprox": "it must know the proximal term to normalise correctly; set algorithm.fednova.mu instead"},
+    )
 
     mu: float = Field(0.0, ge=0)
     """μ of a local proximal term μ/2 ‖w − w_t‖², whose effect on ‖a_i‖₁ is taken into account; 0 for none."""
 
-
-class NormalisedAveraging(Part[NormalisedOptions]):
-    """The mean of normalised updates."""
-
-    name = "fednova"
-    options_type = NormalisedOptions
-    base = True
-    needs_shared_model = True
-    refuses: ClassVar[Mapping[str, str]] = {
-        "fedprox": "it must know of the proximal term to normalise rightly; set algorithm.fednova.mu instead",
-    }
-
-    def stacks(self) -> bool:
-        """Yes."""
-        return True
-
-    def check(self, task: Task, roles: Mapping[str, Role]) -> None:
-        """The proximal term must contract."""
-        if task.local is not None and task.local.lr * self.options.mu >= 1:
-            raise RecipeError(
-                f"algorithm.fednova.mu = {self.options.mu:g} with local.lr = {task.local.lr:g}: a step on the proximal "
-                "term alone would overshoot; keep their product below 1"
+    def init(self, task: Task, rng: np.random.Generator) -> Tensors:
+        """No state; the proximal term must contract."""
+        if task.local is not None and task.local.lr * self.mu >= 1:
+            raise AlgorithmError(
+                f"algorithm.fednova.mu = {self.mu:g} with local.lr = {task.local.lr:g}: a step on the proximal term "
+                "alone would overshoot; keep their product below 1"
             )
+        return {}
 
     def begin(self, ctx: ClientContext) -> None:
         """Remember w_t for the proximal term."""
-        if self.options.mu:
+        if self.mu:
             remember_start(ctx, self.name)
 
     def gradient(self, ctx: ClientContext, batch: Batch) -> None:
         """Add μ (w − w_t)."""
-        if self.options.mu:
-            pull_to_start(ctx, self.name, self.options.mu)
+        if self.mu:
+            pull_to_start(ctx, self.name, self.mu)
 
     def contribute(self, ctx: ClientContext) -> Mapping[str, WeightedSum]:
         """Δ_i/‖a_i‖₁ and ‖a_i‖₁, both with weight n_i; statistics as they are."""
-        length = coefficient_sum(ctx.steps, ctx.local.momentum, ctx.local.lr * self.options.mu)
+        length = coefficient_sum(ctx.steps, ctx.local.momentum, ctx.local.lr * self.mu)
         weight = ctx.size if ctx.steps else 0
         direction = {name: ctx.update[name] / (length or 1.0) for name in ctx.parameters}
         statistics = {name: value for name, value in ctx.update.items() if name not in ctx.parameters}
@@ -94,7 +87,7 @@ class NormalisedAveraging(Part[NormalisedOptions]):
 
     def step(self, server: ServerStep) -> None:
         """τ_eff times the mean direction."""
-        total = server.total
+        total = server.aggregate
         effective = total.mean(f"{self.name}/length")["length"]
         server.update = {name: effective * value for name, value in total.mean(f"{self.name}/direction").items()}
         if f"{self.name}/statistics" in total:
@@ -104,7 +97,7 @@ class NormalisedAveraging(Part[NormalisedOptions]):
 def coefficient_sum(steps: int, momentum: float, pull: float) -> float:
     """Σ_k a_k of a client's local optimiser.
 
-    With v_k = ρ v_{k−1} + g_k + μ (w_k − w_0) and w_{k+1} = w_k − η v_k, put g_k = 1 and measure the way in units
+    With v_k = ρ v_{k−1} + g_k + μ (w_k − w_0) and w_{k+1} = w_k − η v_k, put g_k = 1 and measure the distance in units
     of −η.
 
     Args:
@@ -120,16 +113,8 @@ def coefficient_sum(steps: int, momentum: float, pull: float) -> float:
         >>> coefficient_sum(3, 0.0, 0.5)  # 1 + ½ + ¼
         1.75
     """
-    way = velocity = 0.0
+    distance = velocity = 0.0
     for _ in range(steps):
-        velocity = momentum * velocity + 1.0 - pull * way
-        way += velocity
-    return way
-
-
-FEDNOVA = Method(
-    name="fednova",
-    summary="FedNova (Wang et al. 2020): updates normalised by each client's number of steps before averaging.",
-    parts=(NormalisedAveraging,),
-    variants={"paper": {}, "authors": {**AUTHORS_TRAINING}},
-)
+        velocity = momentum * velocity + 1.0 - pull * distance
+        distance += velocity
+    return distance

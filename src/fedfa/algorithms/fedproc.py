@@ -20,8 +20,8 @@ hold a class, weighted with their samples of it, which is the mean over all thes
 prototype. A class that has none yet is no part of the sum over c, and the share of the loss that its samples would have
 had in ℓ_gpc stays with the cross-entropy: the first round is plain cross-entropy, in which prototypes are gathered.
 
-Sends per client and round, besides the model: C·d numbers each way, with C counts up. Server keeps: the prototypes.
-Client keeps: nothing. Extra compute: O(batch·C·d) per step; with ``"full-pass"`` also one forward pass over the
+Sends per client and round, besides the model: C·d numbers down and up, with C counts up. Server state: the prototypes.
+Client state: nothing. Extra compute: O(batch·C·d) per step; with ``"full-pass"`` also one forward pass over the
 client's data per round.
 What the server learns: each client's class means and how many samples of each class it holds (unless it only ever sees
 secure sums).
@@ -39,16 +39,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedfa.algorithms.class_features import ClassFeatures
-from fedfa.algorithms.fedproto import feature_pass, no_prototypes, prototype_sum, renew_prototypes
-from fedfa.algorithms.method import AUTHORS_TRAINING, Method
-from fedfa.learning.part import Batch, ClientContext, Options, Part, ServerStep, Task
-from fedfa.learning.sums import WeightedSum
+from fedfa.algorithms.prototypes import feature_pass, no_prototypes, prototype_sum, renew_prototypes
+from fedfa.learning.aggregate import WeightedSum
+from fedfa.learning.component import Component, Traits
+from fedfa.learning.context import Batch, ClientContext, ServerStep, Task
 from fedfa.learning.tensors import Tensors
-from fedfa.models.products import product
+from fedfa.stacking.products import product
 
 
-class PrototypeContrastOptions(Options):
-    """Options of the prototype-contrastive loss."""
+class FedProc(Component):
+    """One prototype per class, the loss that contrasts features with them, and their renewal."""
+
+    name = "fedproc"
+    traits = Traits(broadcasts=True, horizon=True)
 
     tau: float = Field(0.5, gt=0)
     """Temperature τ of the similarities."""
@@ -60,30 +63,18 @@ class PrototypeContrastOptions(Options):
     weights: Literal["count", "uniform"] = "count"
     """Weights of the server's mean over the clients that hold a class: their samples of it, or one for all."""
 
-
-class PrototypeContrast(Part[PrototypeContrastOptions]):
-    """One prototype per class, the loss that contrasts features with them, and their renewal."""
-
-    name = "fedproc"
-    options_type = PrototypeContrastOptions
-    uses_horizon = True
-
-    def stacks(self) -> bool:
-        """Yes."""
-        return True
-
     def init(self, task: Task, rng: np.random.Generator) -> Tensors:
         """No class has a prototype yet."""
         return no_prototypes(task)
 
     def begin(self, ctx: ClientContext) -> None:
         """This round's weight of the contrast, and the directions of the prototypes."""
-        prototypes, known = ctx.received[self.name]["prototypes"], ctx.received[self.name]["known"]
+        prototypes, known = ctx.broadcast[self.name]["prototypes"], ctx.broadcast[self.name]["known"]
         ctx.scratch[self.name] = {
             "weight": contrast_weight(ctx.round, ctx.rounds) if bool(known.any()) else 0.0,
             "directions": functional.normalize(prototypes, dim=-1),
-            "features": ClassFeatures(prototypes, self.options.momentum),
-            "met": torch.zeros_like(known, dtype=torch.bool),
+            "features": ClassFeatures(prototypes),
+            "present": torch.zeros_like(known, dtype=torch.bool),
         }
 
     def loss(self, ctx: ClientContext, batch: Batch, loss: Tensor) -> Tensor:
@@ -92,38 +83,39 @@ class PrototypeContrast(Part[PrototypeContrastOptions]):
         weight: float = mine["weight"]
         if weight == 0:
             return loss
-        known = ctx.received[self.name]["known"]
-        each = prototype_contrastive_loss(batch.features, batch.y, mine["directions"], known, self.options.tau)
+        known = ctx.broadcast[self.name]["known"]
+        each = prototype_contrastive_loss(batch.features, batch.y, mine["directions"], known, self.tau)
         share = known[batch.y].squeeze(-1).mean(-1)  # of the batch: 1 as soon as all its classes have prototypes
         return (1 - weight * share) * loss + weight * each.mean(-1)
 
     def after_step(self, ctx: ClientContext, batch: Batch) -> None:
         """Gather the class features of the forward pass."""
-        if self.options.prototypes == "momentum":
+        if self.prototypes == "momentum":
             ctx.scratch[self.name]["features"].add(batch.features, batch)
 
     def after_epoch(self, ctx: ClientContext) -> None:
         """The average over epochs; a class without prototype has nothing to remember, its latest epoch counts alone."""
-        if self.options.prototypes == "momentum":
+        if self.prototypes == "momentum":
             mine = ctx.scratch[self.name]
             features: ClassFeatures = mine["features"]
-            features.add_up()
-            mine["met"] = mine["met"] | (features.epoch["count"] > 0)
-            features.end_epoch()
-            features.averaged = torch.where(ctx.received[self.name]["known"] > 0, features.averaged, features.previous)
+            features.add_waiting()
+            mine["present"] = mine["present"] | (features.epoch["count"] > 0)
+            features.previous = mean = features.end_epoch()
+            averaged = self.momentum * features.averaged + (1 - self.momentum) * mean
+            features.averaged = torch.where(ctx.broadcast[self.name]["known"] > 0, averaged, mean)
 
     def contribute(self, ctx: ClientContext) -> Mapping[str, WeightedSum]:
-        """The client's prototypes of the classes it has met."""
-        if self.options.prototypes == "full-pass":
+        """The client's prototypes of the classes in its batches."""
+        if self.prototypes == "full-pass":
             sums, counts = feature_pass(ctx)
-            return {"prototypes": prototype_sum(sums / counts.clamp(min=1), counts, self.options.weights)}
+            return {"prototypes": prototype_sum(sums / counts.clamp(min=1), counts, self.weights)}
         mine = ctx.scratch[self.name]
         averaged = mine["features"].averaged
-        counts = (ctx.label_counts.unsqueeze(-1) * mine["met"]).to(averaged.dtype)
-        return {"prototypes": prototype_sum(averaged, counts, self.options.weights)}
+        counts = (ctx.label_counts.unsqueeze(-1) * mine["present"]).to(averaged.dtype)
+        return {"prototypes": prototype_sum(averaged, counts, self.weights)}
 
     def step(self, server: ServerStep) -> None:
-        """The global prototypes: the mean over the clients that met the class."""
+        """The global prototypes: the mean over the clients that hold the class."""
         renew_prototypes(server, self.name)
 
 
@@ -146,11 +138,3 @@ def prototype_contrastive_loss(features: Tensor, y: Tensor, directions: Tensor, 
     similarity = similarity.masked_fill(known.mT == 0, -torch.inf)
     each = -similarity.log_softmax(-1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
     return torch.where(known[y].squeeze(-1) > 0, each, 0.0)
-
-
-FEDPROC = Method(
-    name="fedproc",
-    summary="Features contrasted with global class prototypes, less so as rounds pass (Mu et al. 2023).",
-    parts=(PrototypeContrast,),
-    variants={"paper": {}, "authors": {**AUTHORS_TRAINING}},
-)

@@ -9,43 +9,36 @@ There is no global model. What is reported is the mean over the round's clients,
 samples of its own domains (on all of them where there is one domain: a client that holds two classes of ten then
 cannot do better than the share of these two).
 
-Sends per client and round: nothing. Server keeps: the initial weights. Client keeps: its whole model (|w| numbers).
+Sends per client and round: nothing. Server state: the initial weights. Client state: its whole model (|w| numbers).
 Extra compute: none. What the server learns: nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
-from fedfa.algorithms.method import AUTHORS_TRAINING, Method
-from fedfa.learning.part import NoOptions, Part, Role, Task
+from fedfa.learning.component import Component, Traits
+from fedfa.learning.context import Role, Task
 
 
-class LocalOnly(Part[NoOptions]):
+class LocalOnly(Component):
     """In place of the averaging: every tensor of the model stays on its client."""
 
     name = "local"
-    base = True
-    refuses: ClassVar[Mapping[str, str]] = {
-        "server optimiser": "nothing reaches the server that it could act on; leave out one of the two",
-        "fedprox": "there is no global model to stay near; leave out one of the two",
-        "moon": "there is no global model to compare features with; leave out one of the two",
-        "anchors": "anchors are shared, and training alone shares nothing; leave out one of the two",
-        "fedproc": "prototypes are shared, and training alone shares nothing; leave out one of the two",
-        "fedproto": "prototypes are shared, and training alone shares nothing; fedproto by itself leaves models local",
-        "fedbn": "the whole model stays on its client already, normalisation layers too; leave out one of the two",
-    }
+    traits = Traits(
+        aggregates=True,
+        excludes={
+            "server optimiser": "nothing reaches the server that it could act on; leave out one of the two",
+            "fedprox": "there is no global model to stay near; leave out one of the two",
+            "moon": "there is no global model to compare features with; leave out one of the two",
+            "anchors": "anchors are shared, and training alone shares nothing; leave out one of the two",
+            "fedproc": "prototypes are shared, and training alone shares nothing; leave out one of the two",
+            "fedproto": "prototypes are shared, and training alone shares nothing; fedproto alone leaves models local",
+            "fedbn": "the whole model stays on its client already, normalisation layers too; leave out one of the two",
+        },
+    )
 
     def roles(self, task: Task) -> Mapping[str, Role]:
         """Local, all of it; only what the network's author switched off stays frozen."""
         frozen = {name for name, parameter in task.model.module.named_parameters() if not parameter.requires_grad}
         return {name: Role.LOCAL for name in task.model.state() if name not in frozen}
-
-
-LOCAL = Method(
-    name="local",
-    summary="Local training: each client by itself, nothing is shared; the lower end of comparisons.",
-    parts=(LocalOnly,),
-    variants={"paper": {}, "authors": {**AUTHORS_TRAINING}},
-)

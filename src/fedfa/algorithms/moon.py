@@ -14,7 +14,7 @@ stands in for it, so ℓ_con is log 2 whatever the network does: nothing is comp
 
 μ = 1 is the FedFA paper's setting except on CIFAR-10, where it has 5; the presets of CIFAR-10 set it.
 
-Sends per client and round: what FedAvg sends. Server keeps: the model. Client keeps: its previous local model, |w|
+Sends per client and round: what FedAvg sends. Server state: the model. Client state: its previous local model, |w|
 numbers. Extra compute: two forward passes over the client's data per round (none in its first), O(batch·d) per step.
 What the server learns: what it learns with FedAvg.
 """
@@ -28,40 +28,36 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from fedfa.algorithms.method import AUTHORS_TRAINING, Method
-from fedfa.learning.part import Batch, ClientContext, Options, Part
-from fedfa.learning.stacking import rows
-from fedfa.learning.sums import WeightedSum
+from fedfa.learning.aggregate import WeightedSum
+from fedfa.learning.component import Component, Traits
+from fedfa.learning.context import Batch, ClientContext
 from fedfa.learning.tensors import clone
+from fedfa.stacking.products import rows
 
 ZERO_FEATURES = 1e-8
 """Features shorter than this have no direction; their similarity to anything tends to 0."""
 
 
-class ModelContrastOptions(Options):
-    """Options of the model-contrastive loss."""
+class MOON(Component):
+    """The model-contrastive loss, and the previous local model it needs."""
+
+    name = "moon"
+    traits = Traits(shared_model=True)
 
     mu: float = Field(1.0, ge=0)
     """Weight μ of the model-contrastive loss; 0 is FedAvg."""
     tau: float = Field(0.5, gt=0)
     """Temperature τ of the similarities."""
 
-
-class ModelContrast(Part[ModelContrastOptions]):
-    """The model-contrastive loss, and the previous local model it needs."""
-
-    name = "moon"
-    options_type = ModelContrastOptions
-    needs_shared_model = True
-
-    def stacks(self) -> bool:
-        """Yes."""
-        return True
+    @property
+    def enabled(self) -> bool:
+        """Without μ this is FedAvg."""
+        return self.mu > 0
 
     def begin(self, ctx: ClientContext) -> None:
         """The features of the two fixed models, once per round: they do not change while the client trains."""
         ctx.scratch[self.name] = {"contrast": None}
-        if self.options.mu == 0 or not (previous := ctx.kept.get(self.name)):
+        if not (previous := ctx.client_state.get(self.name)):
             return
         glob, prev = (
             functional.normalize(ctx.features(weights), dim=-1, eps=ZERO_FEATURES) for weights in (ctx.start, previous)
@@ -70,19 +66,15 @@ class ModelContrast(Part[ModelContrastOptions]):
 
     def loss(self, ctx: ClientContext, batch: Batch, loss: Tensor) -> Tensor:
         """Cross-entropy + μ · mean of ℓ_con (eq. 4)."""
-        options = self.options
-        if options.mu == 0:
-            return loss
         contrast: Tensor | None = ctx.scratch[self.name]["contrast"]
         if contrast is None:  # previous = global: both similarities are the same
-            return loss + options.mu * math.log(2)
-        each = model_contrastive_loss(batch.features, rows(contrast, batch.index), options.tau)
-        return loss + options.mu * each.mean(-1)
+            return loss + self.mu * math.log(2)
+        each = model_contrastive_loss(batch.features, rows(contrast, batch.index), self.tau)
+        return loss + self.mu * each.mean(-1)
 
     def contribute(self, ctx: ClientContext) -> Mapping[str, WeightedSum]:
         """Nothing goes to the server. The network is final now: the client keeps it for its next round."""
-        if self.options.mu > 0:
-            ctx.kept[self.name] = clone(ctx.model.state())
+        ctx.client_state[self.name] = clone(ctx.model.state())
         return {}
 
 
@@ -101,11 +93,3 @@ def model_contrastive_loss(features: Tensor, contrast: Tensor, tau: float) -> Te
     difference = (direction * contrast).sum(-1) / tau
     # log(1 + exp(x)) as a softmax of (0, x): row by row, so that no sample's last digit depends on how many there are.
     return -functional.pad(difference.unsqueeze(-1), (1, 0)).log_softmax(-1)[..., 0]
-
-
-MOON = Method(
-    name="moon",
-    summary="Features contrasted with those of the global and the previous local model (Li et al. 2021).",
-    parts=(ModelContrast,),
-    variants={"paper": {}, "authors": {**AUTHORS_TRAINING}},
-)

@@ -1,4 +1,4 @@
-"""From a recipe's text to a recipe: ``"fedfa+fedadam"``, or the path of a file with a method of your own."""
+"""From an algorithm expression to an algorithm: ``"fedfa+fedadam"``, or the path of a file with your own method."""
 
 from __future__ import annotations
 
@@ -9,152 +9,211 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from fedfa.algorithms.ccvr import CCVR
-from fedfa.algorithms.centralised import CENTRALISED
-from fedfa.algorithms.fedavg import FEDAVG, Averaging
-from fedfa.algorithms.fedbn import FEDBN
-from fedfa.algorithms.feddyn import FEDDYN
-from fedfa.algorithms.fedetf import FEDETF
-from fedfa.algorithms.fedfa import FEDFA
-from fedfa.algorithms.fedlc import FEDLC
-from fedfa.algorithms.fedma import FEDMA
-from fedfa.algorithms.fednova import FEDNOVA
-from fedfa.algorithms.fedproc import FEDPROC
-from fedfa.algorithms.fedproto import FEDPROTO
-from fedfa.algorithms.fedprox import FEDPROX
-from fedfa.algorithms.local_only import LOCAL
-from fedfa.algorithms.method import Method
-from fedfa.algorithms.moon import MOON
-from fedfa.algorithms.scaffold import SCAFFOLD
-from fedfa.algorithms.server_optimisers import FEDADAGRAD, FEDADAM, FEDAVGM, FEDYOGI
-from fedfa.errors import RecipeError, SettingsError
-from fedfa.learning.part import Part
-from fedfa.learning.recipe import Recipe
-from fedfa.messages import nearest, validation_message
-
-ALL = (
-    FEDAVG,
-    FEDFA,
-    FEDPROX,
-    FEDDYN,
-    SCAFFOLD,
-    FEDNOVA,
-    FEDMA,
-    FEDAVGM,
-    FEDADAGRAD,
-    FEDADAM,
-    FEDYOGI,
-    FEDLC,
-    FEDBN,
+from fedfa.algorithms import (
     CCVR,
-    LOCAL,
-    CENTRALISED,
     MOON,
-    FEDPROTO,
-    FEDPROC,
-    FEDETF,
+    Anchors,
+    Calibration,
+    Centralised,
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedBN,
+    FedDyn,
+    FedETF,
+    FedLC,
+    FedMA,
+    FedNova,
+    FedProc,
+    FedProto,
+    FedProx,
+    FedYogi,
+    FinalCalibration,
+    LocalOnly,
+    Scaffold,
+    reference_code,
 )
+from fedfa.algorithms.method import Method
+from fedfa.error_messages import nearest
+from fedfa.errors import AlgorithmError, ConfigError, describe
+from fedfa.learning.algorithm import Algorithm
+from fedfa.learning.component import Component, check_defines_something
+
+_COMMON = reference_code.COMMON
+_FEDFA = (Anchors, Calibration, FinalCalibration)
+
+BUILT_IN = (
+    Method("fedavg", "Federated averaging (McMahan et al. 2017): the weighted mean of the clients' models.", (FedAvg,),
+           reference_code.FEDAVG),
+    Method("fedfa", "Feature anchors align features and calibrate classifiers (Zhou et al. 2023).", _FEDFA,
+           reference_code.FEDFA, "default"),
+    Method("fedprox", "FedProx (Li et al. 2020): a proximal term holds local training near the global model.",
+           (FedProx,), _COMMON),
+    Method("feddyn", "FedDyn (Acar et al. 2021): per-client dual states align the local optima with the global one.",
+           (FedDyn,), _COMMON),
+    Method("scaffold", "SCAFFOLD (Karimireddy et al. 2020): control variates correct each client's drift.",
+           (Scaffold,), _COMMON),
+    Method("fednova", "FedNova (Wang et al. 2020): updates normalised by each client's number of steps before "
+           "averaging.", (FedNova,), _COMMON),
+    Method("fedma", "FedMA's matching (Wang et al. 2020): clients' hidden units are aligned before averaging.",
+           (FedMA,), _COMMON),
+    Method("fedavgm", "FedAvgM (Hsu et al. 2019): momentum on the server.", (FedAvgM,), _COMMON),
+    Method("fedadagrad", "FedAdagrad (Reddi et al. 2021): Adagrad on the server.", (FedAdagrad,), _COMMON),
+    Method("fedadam", "FedAdam (Reddi et al. 2021): Adam on the server.", (FedAdam,), _COMMON),
+    Method("fedyogi", "FedYogi (Reddi et al. 2021): Yogi on the server.", (FedYogi,), _COMMON),
+    Method("fedlc", "Local logits calibrated by the client's label counts (Zhang et al. 2022).", (FedLC,), _COMMON),
+    Method("fedbn", "Normalisation layers stay with the client, the rest is averaged (X. Li et al. 2021).", (FedBN,),
+           _COMMON),
+    Method("ccvr", "After training of any method, the classifier is calibrated on virtual features (Luo et al. 2021).",
+           (CCVR,), _COMMON),
+    Method("local", "Local training: each client by itself, nothing is shared; the lower end of comparisons.",
+           (LocalOnly,), _COMMON),
+    Method("centralised", "Centralised training: all data at one site, as many steps as the cohort would make; the "
+           "upper end.", (Centralised,), _COMMON),
+    Method("moon", "Features contrasted with those of the global and the previous local model (Li et al. 2021).",
+           (MOON,), _COMMON),
+    Method("fedproto", "Clients keep their models and exchange class prototypes (Tan et al. 2022).", (FedProto,),
+           _COMMON),
+    Method("fedproc", "Features contrasted with global class prototypes, less so as rounds pass (Mu et al. 2023).",
+           (FedProc,), _COMMON),
+    Method("fedetf", "A fixed classifier of equal angles, and a loss balanced by label counts (Li et al. 2023).",
+           (FedETF,), _COMMON),
+)  # fmt: skip
 """The methods that come with fedfa, in the order in which they are listed."""
 
-_METHODS: dict[str, Method] = {method.name: method for method in ALL}
+_METHODS: dict[str, Method] = {method.name: method for method in BUILT_IN}
 
 
 def methods() -> Mapping[str, Method]:
-    """Every method that is known, by name."""
+    """Every known method by name."""
     return dict(_METHODS)
 
 
-def register(method: Method) -> Method:
-    """Make a method of your own known, so that recipes can name it."""
+def register(method: Method | type[Component]) -> Method:
+    """Make a method or component of your own known, so that algorithm expressions can name it."""
+    if isinstance(method, type):
+        check_defines_something(method)
+        method = Method(method.name, (method.__doc__ or "").partition("\n")[0], (method,))
     if method.name in _METHODS and _METHODS[method.name] != method:
-        raise RecipeError(f"a method named {method.name!r} exists already; choose another name")
+        raise AlgorithmError(f"a method named {method.name!r} exists already; choose another name")
     _METHODS[method.name] = method
     return method
 
 
-def methods_of(recipe: str) -> list[Method]:
-    """The methods a recipe's text names, in order.
+def methods_of(expression: str) -> list[Method]:
+    """The methods that an algorithm expression names, in order.
 
     Raises:
-        RecipeError: An unknown name; says which is nearest.
+        AlgorithmError: An unknown name; the message has the nearest known one.
 
     Example:
         >>> [method.name for method in methods_of("fedfa")]
         ['fedfa']
     """
-    names = recipe_names(recipe)
+    names = expression_names(expression)
     return [_from_file(Path(name)) if name.endswith(".py") else _known(name) for name in names]
 
 
-def recipe_names(recipe: str) -> list[str]:
-    """The names and files in a recipe's text; a ``+`` inside a file's path does not separate.
+def expression_names(expression: str) -> list[str]:
+    """The names and files in an algorithm expression; a ``+`` inside a file's path does not separate.
 
     Example:
-        >>> recipe_names("fedfa+code/c++/pull.py")
+        >>> expression_names("fedfa+code/c++/pull.py")
         ['fedfa', 'code/c++/pull.py']
     """
     names: list[str] = []
-    for piece in recipe.split("+"):
+    for piece in expression.split("+"):
         inside_path = bool(names) and any(sign in names[-1] for sign in "/\\") and not names[-1].endswith(".py")
         if inside_path:
             names[-1] += f"+{piece}"
         else:
             names.append(piece.strip())
     if not all(names):
-        raise RecipeError(f"recipe {recipe!r} is not a list of methods joined by '+', like 'fedfa' or 'fedfa+fedadam'")
+        raise AlgorithmError(
+            f"{expression!r} is not an algorithm expression: write methods joined by '+', like 'fedfa' or "
+            "'fedfa+fedadam'"
+        )
     return names
 
 
-def build_recipe(recipe: str, options: Mapping[str, Mapping[str, Any]] | None = None) -> Recipe:
-    """A recipe from its text and its parts' options.
+def build_algorithm(expression: str, options: Mapping[str, Mapping[str, Any]] | None = None) -> Algorithm:
+    """The algorithm of an expression.
 
     Args:
-        recipe: Methods joined by ``+``.
-        options: For each part by name, its options, e.g. ``{"anchors": {"mu": 0.2}}``.
+        expression: Methods joined by ``+``.
+        options: Options by component, e.g. ``{"anchors": {"mu": 0.2}}``.
 
     Raises:
-        RecipeError: The methods are unknown or do not fit together.
-        SettingsError: An option is unknown or has a bad value.
+        AlgorithmError: The methods are unknown or cannot be combined.
+        ConfigError: An option is unknown or has a bad value.
     """
-    types = part_types(methods_of(recipe))
-    typed = validate_options(recipe, options or {})
-    return Recipe([kind(typed[kind.name]) for kind in types], title=recipe)
+    return Algorithm(list(build_components(expression, options or {}).values()), title=expression)
 
 
-def part_types(chosen: Sequence[Method]) -> list[type[Part[Any]]]:
-    """The parts of several methods together; FedAvg's averaging is the base unless a method brings its own."""
-    types: list[type[Part[Any]]] = []
-    for method in chosen:
-        types.extend(kind for kind in method.parts if kind not in types)
-    own_bases = [kind for kind in types if kind.base and kind is not Averaging]
-    if own_bases:  # `fedavg+scaffold` means scaffold
-        return [kind for kind in types if kind is not Averaging]
-    return types if Averaging in types else [Averaging, *types]
-
-
-def validate_options(recipe: str, options: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The options of every part of the recipe as typed objects, defaults filled in."""
-    types = {kind.name: kind for kind in part_types(methods_of(recipe))}
+def build_components(expression: str, options: Mapping[str, Mapping[str, Any]]) -> dict[str, Component]:
+    """The components of an expression by name, with these options and defaults for the rest."""
+    types = {kind.name: kind for kind in component_types(methods_of(expression))}
     for name in options:
         if name not in types:
-            raise SettingsError(
-                f"algorithm.{name}: the recipe {recipe!r} has no part {name!r}{nearest(name, types)}; "
-                f"its parts are {', '.join(types)}"
+            raise ConfigError(
+                f"algorithm.{name}: the algorithm {expression!r} has no component {name!r}{nearest(name, types)}; its "
+                f"components are {', '.join(types)}"
             )
-    typed = {}
-    for name, kind in types.items():
-        try:
-            typed[name] = kind.options_type.model_validate(dict(options.get(name, {})))
-        except ValidationError as error:
-            raise SettingsError(validation_message(error, kind.options_type, f"algorithm.{name}")) from None
-    return typed
+    return {name: kind(**options.get(name, {})) for name, kind in types.items()}
+
+
+def component_types(chosen: Sequence[Method]) -> list[type[Component]]:
+    """The components of several methods together; FedAvg aggregates unless a method brings its own aggregation."""
+    types: list[type[Component]] = []
+    for method in chosen:
+        types.extend(kind for kind in method.components if kind not in types)
+    if any(kind.traits.aggregates and kind is not FedAvg for kind in types):  # `fedavg+scaffold` means scaffold
+        return [kind for kind in types if kind is not FedAvg]
+    return types if FedAvg in types else [FedAvg, *types]
+
+
+def option_names(kind: type[Component]) -> list[str]:
+    """Names of a component's options as a config writes them."""
+    return [field.alias or name for name, field in kind.model_fields.items()]
+
+
+def expression_of(algorithm: Algorithm | Component) -> tuple[str, dict[str, dict[str, Any]]]:
+    """The expression and the options that describe an algorithm object; its unknown components become known.
+
+    Example:
+        >>> expression_of(FedProx(mu=0.2) + FedAdam())[0]
+        'fedprox+fedadam'
+    """
+    components = algorithm.components if isinstance(algorithm, Algorithm) else [algorithm]
+    kinds = [type(component) for component in components]
+    names: list[str] = []
+    while kinds:
+        whole = (m for m in _METHODS.values() if kinds[0] in m.components and set(m.components) <= set(kinds))
+        found = next(whole, None)
+        if found is None:
+            kind = kinds[0]
+            check_defines_something(kind)
+            known = _METHODS.get(kind.name)
+            if known is not None and known.components != (kind,) and known in BUILT_IN:
+                raise AlgorithmError(
+                    f"component {kind.__name__!r} is named {kind.name!r}, which is a method of fedfa; give it another "
+                    "`name`"
+                )
+            # A class that is defined again (a notebook cell run twice) replaces the one before.
+            found = _METHODS[kind.name] = Method(kind.name, (kind.__doc__ or "").partition("\n")[0], (kind,))
+        names.append(found.name)
+        kinds = [kind for kind in kinds if kind not in found.components]
+    options = {c.name: c.model_dump(mode="json", by_alias=True, exclude_none=True) for c in components}
+    return "+".join(names), {name: values for name, values in options.items() if values}
 
 
 def _known(name: str) -> Method:
     if name not in _METHODS:
-        raise RecipeError(f"unknown method {name!r}{nearest(name, _METHODS)}; known: {', '.join(sorted(_METHODS))}")
+        raise AlgorithmError(
+            f"unknown method {name!r}{nearest(name, _METHODS)}; known: {', '.join(sorted(_METHODS))}. A component of "
+            "your own: name its .py file, or in Python call fedfa.register(Mine) or fedfa.load(path, algorithm=Mine())"
+        )
     return _METHODS[name]
 
 
@@ -163,10 +222,10 @@ _FILES: dict[tuple[Path, int], Method] = {}
 
 
 def _from_file(path: Path) -> Method:
-    """The method defined in a Python file: its ``Method`` object, or one made of the parts it defines."""
+    """The method defined in a Python file: its ``Method`` object, or one made of the components it defines."""
     path = path.resolve()
     if not path.is_file():
-        raise RecipeError(f"no file {path} with a method in it")
+        raise AlgorithmError(f"there is no file {path}; an algorithm ending in .py names a Python file")
     key = (path, path.stat().st_mtime_ns)
     if key in _FILES:
         return _FILES[key]
@@ -180,18 +239,20 @@ def _from_file(path: Path) -> Method:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[module.__name__]
-        raise RecipeError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+        raise AlgorithmError(f"{path} cannot be imported: {describe(error)}") from error
     imported = list(_METHODS.values())
     found = [value for value in vars(module).values() if isinstance(value, Method) and value not in imported]
     if not found:
-        parts = tuple(
+        components = tuple(
             value
             for value in vars(module).values()
-            if isinstance(value, type) and issubclass(value, Part) and value.__module__ == module.__name__
+            if isinstance(value, type) and issubclass(value, Component) and value.__module__ == module.__name__
         )
+        for kind in components:
+            check_defines_something(kind)
         summary = (module.__doc__ or "").strip().partition("\n")[0]
-        found = [Method(name=path.stem, summary=summary, parts=parts)] if parts else []
+        found = [Method(path.stem, summary, components)] if components else []
     if len(found) != 1:
-        raise RecipeError(f"{path} must define one Method, or Part classes; found {len(found)} methods")
+        raise AlgorithmError(f"{path} must define one Method, or Component classes; found {len(found)} methods")
     _FILES[key] = found[0]
     return found[0]

@@ -5,7 +5,7 @@ for Federated Learning*, ICML 2020, Algorithm 1.
 
 Local steps are y_i ← y_i − η (g_i(y_i) − c_i + c). Control variates start at zero. After K steps a client renews its
 own, by option I as the gradient of its loss at the received x, or by option II as c_i⁺ = c_i − c + (x − y_i)/(K η),
-which is the mean of the gradients it met on its way. The server makes x ← x + η_g · mean(y_i − x) and c ← c + |S|/N ·
+which is the mean of the gradients of its steps. The server makes x ← x + η_g · mean(y_i − x) and c ← c + |S|/N ·
 mean(c_i⁺ − c_i).
 
 - K counts the steps that were made, and η is this round's learning rate, decay included. A client without a step keeps
@@ -14,13 +14,13 @@ mean(c_i⁺ − c_i).
   and option I adds it, so c and c_i both have it and it cancels in c − c_i up to how far the model moved since.
 - Local momentum is refused with option II: a step is then no longer η times a gradient, the difference overstates the
   mean gradient by up to 1/(1 − momentum), and the feedback through c_i diverges.
-- What other parts do to the weights outside the optimiser's steps (FedFA's calibration of the classifier) is part of
-  y_i − x, and so, with option II, of c_i.
+- What other components do to the weights outside the optimiser's steps (FedFA's calibration) is part of y_i − x,
+  and so, with option II, of c_i.
 - Option I is one more pass over the client's data per round, in the order the data lie in, with the cross-entropy alone
-  (loss terms of other parts are not in it) and the network in training mode; its running statistics are put back.
+  (loss terms of other components are not in it) and the network in training mode; its running statistics are put back.
 
-Sends per client and round: 2|w| down (x and c; in the first round c = 0 is not sent), 2|w| up. Server keeps: c. Client
-keeps: c_i, also through rounds without it. Extra compute: one pass over the parameters per step. What the server
+Sends per client and round: 2|w| down (x and c; in the first round c = 0 is not sent), 2|w| up. Server state: c. Client
+state: c_i, also through rounds without it. Extra compute: one pass over the parameters per step. What the server
 learns: besides FedAvg's update the change of c_i; with option II that follows from the update, with option I it is a
 gradient of the client's whole data.
 """
@@ -28,22 +28,34 @@ gradient of the client's whole data.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch.nn import functional
 
-from fedfa.algorithms.fedprox import add_to_gradients, laid_out_like
-from fedfa.algorithms.method import AUTHORS_TRAINING, Method
-from fedfa.errors import RecipeError
-from fedfa.learning.part import Batch, ClientContext, Options, Part, Role, ServerStep, Task
-from fedfa.learning.sums import WeightedSum
+from fedfa.algorithms.gradients import add_to_gradients, laid_out_like
+from fedfa.errors import AlgorithmError
+from fedfa.learning.aggregate import WeightedSum
+from fedfa.learning.component import Component, Traits
+from fedfa.learning.context import Batch, ClientContext, ServerStep, Task
 from fedfa.learning.tensors import Tensors, clone
 
 
-class ScaffoldOptions(Options):
-    """Options of SCAFFOLD."""
+class Scaffold(Component):
+    """Control variates c on the server and c_i on the clients."""
+
+    name = "scaffold"
+    traits = Traits(
+        aggregates=True,
+        broadcasts=True,
+        shared_model=True,
+        excludes={
+            "fedprox": "the mean of μ (y − x) would enter c_i and work against the proximal term in the next round; "
+            "leave out one of the two"
+        },
+    )
 
     option: Literal[1, 2] = 2
     """How a client renews its control variate: 1, the gradient at the received model; 2, from its own steps (cheaper,
@@ -55,40 +67,24 @@ class ScaffoldOptions(Options):
     """Weight of a client in the mean of the models and in the mean of the control variates alike: one for all (as
     published), or its number of samples."""
 
-
-class Scaffold(Part[ScaffoldOptions]):
-    """Control variates c on the server and c_i on the clients."""
-
-    name = "scaffold"
-    options_type = ScaffoldOptions
-    base = True
-    refuses: ClassVar[Mapping[str, str]] = {
-        "fedprox": "the mean of μ (y − x) would enter c_i and work against the proximal term in the next round; leave "
-        "out one of the two"
-    }
-    needs_shared_model = True
-
-    def stacks(self) -> bool:
-        """Yes."""
-        return True
-
-    def check(self, task: Task, roles: Mapping[str, Role]) -> None:
-        """Option II needs plain gradient steps."""
-        if self.options.option == 2 and task.local is not None and task.local.momentum > 0:
-            raise RecipeError(
+    def init(self, task: Task, rng: np.random.Generator) -> Tensors:
+        """C starts at zero, which need not be stored. Option II needs plain gradient steps."""
+        if self.option == 2 and task.local is not None and task.local.momentum > 0:
+            raise AlgorithmError(
                 "scaffold takes (x − y)/(K·lr) for the mean gradient of a client's steps, which with "
                 f"local.momentum = {task.local.momentum:g} it is not; set local.momentum = 0, or "
                 "algorithm.scaffold.option = 1"
             )
+        return {}
 
     def begin(self, ctx: ClientContext) -> None:
         """The correction c − c_i, which stays the same all round; with option I also the gradient at x."""
         mine = ctx.scratch[self.name] = {}
-        received, own = ctx.received.get(self.name, {}), ctx.kept.get(self.name, {})
-        if received or own:
-            difference = {name: _or_zero(received, name, ctx) - _or_zero(own, name, ctx) for name in ctx.parameters}
+        broadcast, own = ctx.broadcast.get(self.name, {}), ctx.client_state.get(self.name, {})
+        if broadcast or own:
+            difference = {name: _or_zero(broadcast, name, ctx) - _or_zero(own, name, ctx) for name in ctx.parameters}
             mine["correction"] = laid_out_like(ctx.parameters, difference)
-        if self.options.option == 1:
+        if self.option == 1:
             mine["gradient"] = whole_gradient(ctx)
 
     def gradient(self, ctx: ClientContext, batch: Batch) -> None:
@@ -98,25 +94,25 @@ class Scaffold(Part[ScaffoldOptions]):
 
     def contribute(self, ctx: ClientContext) -> Mapping[str, WeightedSum]:
         """y_i − x and c_i⁺ − c_i; and c_i ← c_i⁺."""
-        received, own = ctx.received.get(self.name, {}), ctx.kept.setdefault(self.name, {})
+        broadcast, own = ctx.broadcast.get(self.name, {}), ctx.client_state.setdefault(self.name, {})
         change: Tensors = {}
         for name in ctx.parameters:
             old = new = _or_zero(own, name, ctx)
-            if ctx.steps and self.options.option == 1:
+            if ctx.steps and self.option == 1:
                 new = ctx.scratch[self.name]["gradient"][name]
             elif ctx.steps:
-                new = old - _or_zero(received, name, ctx) - ctx.update[name] / (ctx.steps * ctx.local.lr)
+                new = old - _or_zero(broadcast, name, ctx) - ctx.update[name] / (ctx.steps * ctx.local.lr)
             own[name], change[name] = new, new - old
-        weight = ctx.size if self.options.weighting == "samples" else 1
+        weight = ctx.size if self.weighting == "samples" else 1
         return {"model": WeightedSum.of(ctx.update, weight), "control": WeightedSum.of(change, weight)}
 
     def step(self, server: ServerStep) -> None:
         """Model x ← x + η_g · mean Δy, control c ← c + |S|/N · mean Δc; statistics are only averaged."""
-        server.update = server.total.mean(f"{self.name}/model")
+        server.update = server.aggregate.mean(f"{self.name}/model")
         for name in server.trained:
-            server.update[name] = self.options.server_lr * server.update[name]
-        share, control = server.total.clients / server.num_clients, server.state[self.name]
-        for name, change in server.total.mean(f"{self.name}/control").items():
+            server.update[name] = self.server_lr * server.update[name]
+        share, control = server.aggregate.clients / server.num_clients, server.state[self.name]
+        for name, change in server.aggregate.mean(f"{self.name}/control").items():
             old = control.get(name, torch.zeros_like(server.model[name]))
             control[name] = (old + share * change).to(old.dtype)
 
@@ -143,11 +139,3 @@ def whole_gradient(ctx: ClientContext) -> Tensors:
 
 def _or_zero(control: Mapping[str, torch.Tensor], name: str, ctx: ClientContext) -> torch.Tensor:
     return control[name] if name in control else torch.zeros_like(ctx.start[name])
-
-
-SCAFFOLD = Method(
-    name="scaffold",
-    summary="SCAFFOLD (Karimireddy et al. 2020): control variates correct each client's drift.",
-    parts=(Scaffold,),
-    variants={"paper": {}, "authors": {**AUTHORS_TRAINING}},
-)

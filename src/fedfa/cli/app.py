@@ -1,4 +1,4 @@
-"""The commands. Heavy imports happen inside them, so that `fedfa --help` answers at once."""
+"""The commands. They import what they need when they run, so that `fedfa --help` starts quickly."""
 
 from __future__ import annotations
 
@@ -15,29 +15,34 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from fedfa.cli.bench import bench
 from fedfa.cli.data import app as data_app
 from fedfa.cli.flower import app as flower_app
 from fedfa.cli.paper import app as paper_app
 from fedfa.cli.report import report
-from fedfa.errors import FedfaError, RunError, SettingsError
+from fedfa.errors import ConfigError, FedfaError, RunError
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
-app.add_typer(data_app, name="data", help="Find, fetch, check and look at data sets and their splits.")
-app.add_typer(flower_app, name="flower", help="Real federations between sites, on Flower.")
-app.add_typer(paper_app, name="paper", help="The paper's tables and figures: run what is missing, ours beside them.")
-app.command()(bench)
+app = typer.Typer(
+    no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
+)
+app.add_typer(data_app, name="data", help="Find, download, check and inspect data sets and their splits.")
+app.add_typer(flower_app, name="flower", help="Federations between real sites, on Flower.")
+app.add_typer(
+    paper_app, name="paper", help="The paper's tables and figures: run what is missing, compare with the paper."
+)
 app.command()(report)
 console = Console()
 errors = Console(stderr=True)
 
 
+_show_traceback = False
+
+
 class Stopped(BaseException):
-    """The system asked the process to end."""
+    """The system asked the process to terminate (SIGTERM)."""
 
 
 def main() -> None:
-    """Run the command line; a fedfa error is one clear message and exit code 1."""
+    """Run the command line; an error of fedfa is one message and exit code 1."""
 
     def stop(_signal: int, _frame: object) -> None:
         raise Stopped
@@ -46,6 +51,8 @@ def main() -> None:
     try:
         app()
     except FedfaError as error:
+        if _show_traceback:
+            errors.print_exception()
         errors.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(1)
     except Stopped:
@@ -65,26 +72,30 @@ def options(
     _: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show the full traceback of an error.")] = False,
 ) -> None:
     """Federated learning on heterogeneous data: FedFA and the methods it is compared with."""
+    global _show_traceback
+    _show_traceback = traceback
 
 
 @app.command()
 def run(
-    config: Annotated[Path | None, typer.Argument(help="A TOML file with settings.")] = None,
-    preset: Annotated[str | None, typer.Option(help="A preset's name; `fedfa presets` lists them.")] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="A config file (TOML).")] = None,
+    preset: Annotated[str | None, typer.Option(help="Name of a preset; `fedfa presets` lists them.")] = None,
     algorithm: Annotated[
         str | None,
-        typer.Option(help="A recipe: methods joined by '+', or a .py file; with a variant after '@' if wanted."),
+        typer.Option(help="Algorithm expression: methods joined by '+', a .py file, a variant after '@'."),
     ] = None,
     assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set anything, e.g. local.lr=0.05.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Set a config value, e.g. local.lr=0.05; repeat it."),
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the training.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder; left out, one under runs/.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    data_dir: Annotated[Path | None, typer.Option(help="Directory of the data sets.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory; default: one below runs/.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the run directory.")] = False,
     workers: Annotated[
         str | None,
         typer.Option(metavar="auto|N", help="Processes that train clients; the result is the same for every number."),
@@ -97,52 +108,52 @@ def run(
         typer.Option(metavar="HOST:PORT|auto|local", help="The Ray cluster; local: one of its own on this machine."),
     ] = None,
 ) -> None:
-    """Train with one method on one federation, and record everything in a folder."""
+    """Train one algorithm on one federation, and record everything in a run directory."""
     from fedfa.cli.progress import RoundsProgress
-    from fedfa.studies import run as runs
-    from fedfa.studies.layers import merge
-    from fedfa.studies.settings import Settings
-    from fedfa.studies.setup import load_dataset
+    from fedfa.experiment import run as runs
+    from fedfa.experiment.build import load_dataset
+    from fedfa.experiment.config import Config
+    from fedfa.experiment.layers import merge
 
-    if config is None and preset is None and resume:
+    if file is None and preset is None and resume:
         if out is None:
-            raise typer.BadParameter("--resume goes on with the run in a folder: name it with --out")
+            raise typer.BadParameter("--resume continues the run in a run directory; name it with --out")
         if not (out / "config.toml").exists():
-            raise SettingsError(f"{out} holds no run (no config.toml); to begin one, name a TOML file or --preset")
-        config = out / "config.toml"
-    base, asked = layers_of(config, preset, assignments, rounds, data_dir, algorithm=algorithm, seed=seed)
+            raise ConfigError(f"{out} holds no run (no config.toml); to start one, name a config file or --preset")
+        file = out / "config.toml"
+    base, asked = layers_of(file, preset, assignments, rounds, data_dir, algorithm=algorithm, seed=seed)
     if workers is not None:
         asked = merge(asked, {"engine": {"workers": int(workers) if workers.isdecimal() else workers}})
     if engine is not None:
         asked = merge(asked, {"engine": {"kind": engine}})
     if address is not None:
         asked = merge(asked, {"engine": {"address": address}})
-    settings = Settings.resolve(base, asked)
-    if address is not None and settings.engine.kind != "ray":
-        raise typer.BadParameter("--address is that of a Ray cluster; add --engine ray")
-    folder = out or Path("runs") / default_name(preset or (config.stem if config else "run"), settings, assignments)
-    with console.status(f"getting {escape(settings.data.name)}"):
-        load_dataset(settings)  # the first time this downloads; the run then finds it in the cache
+    config = Config.resolve(base, asked)
+    if address is not None and config.engine.kind != "ray":
+        raise typer.BadParameter("--address belongs to a Ray cluster; add --engine ray")
+    directory = out or Path("runs") / default_name(preset or (file.stem if file else "run"), config, assignments)
+    with console.status(f"loading {escape(config.data.name)}"):
+        load_dataset(config)  # downloads it the first time; the run then finds it in the cache
     with RoundsProgress(console) as progress:
-        watch = progress.add(settings.algorithm.recipe, settings.rounds)
+        watch = progress.add(config.algorithm.name, config.rounds)
         try:
-            result = runs.run(settings, folder, resume=resume, watch=watch)
+            result = runs.run(config, directory, resume=resume, watch=watch)
         except (KeyboardInterrupt, Stopped):
             progress.stop()
-            again = f"fedfa run --resume --out {shlex.quote(str(folder))}"
-            errors.print(f"stopped. Go on with: {escape(again)}", soft_wrap=True)
+            again = f"fedfa run --resume --out {shlex.quote(str(directory))}"
+            errors.print(f"stopped. Continue with: {escape(again)}", soft_wrap=True)
             raise
     summary = result.summary
     console.print(
         f"accuracy [bold]{summary['final_accuracy']:.2%}[/] after {summary['rounds']} rounds "
         f"(best {summary['best_accuracy']:.2%}, mean of the last ten {summary['last10_accuracy']:.2%}); "
-        f"{summary['seconds']:.0f} s of training; record in {escape(str(folder))}",
+        f"{summary['seconds']:.0f} s of training; record in {escape(str(directory))}",
         soft_wrap=True,
     )
 
 
 def layers_of(
-    config: Path | None,
+    file: Path | None,
     preset: str | None,
     assignments: list[str] | None,
     rounds: int | None,
@@ -151,136 +162,139 @@ def layers_of(
     algorithm: str | None = None,
     seed: int | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The layer of the file or preset, and that of what the command line sets; ``--set`` has the last word."""
-    from fedfa.studies.layers import assign, recipe_and_variant
-    from fedfa.studies.settings import preset_layer, read_toml
+    """The config layer of the file or preset, and that of the command line; ``--set`` takes precedence."""
+    from fedfa.experiment.config import preset_layer, read_toml
+    from fedfa.experiment.layers import assign, expression_and_variant
 
-    if config is not None and preset is not None:
-        raise typer.BadParameter("give a file or --preset, not both")
-    if config is None and preset is None:
-        raise typer.BadParameter("say what to run: a TOML file, or --preset NAME (`fedfa presets` lists them)")
-    base = read_toml(config) if config is not None else preset_layer(preset or "")
+    if file is not None and preset is not None:
+        raise typer.BadParameter("give a config file or --preset, not both")
+    if file is None and preset is None:
+        raise typer.BadParameter("name what to run: a config file, or --preset NAME (`fedfa presets` lists them)")
+    base = read_toml(file) if file is not None else preset_layer(preset or "")
     asked: dict[str, Any] = {} if rounds is None else {"rounds": rounds}
     if seed is not None:
         asked["seed"] = seed
     if data_dir is not None:
         asked["data"] = {"dir": str(data_dir)}
     if algorithm is not None:
-        asked["algorithm"] = recipe_and_variant(algorithm)
+        asked["algorithm"] = expression_and_variant(algorithm)
     return base, assign(asked, assignments or [])
 
 
-def default_name(base: str, settings: Any, assignments: list[str] | None) -> str:
-    """A run folder's name that tells what is in it; runs that differ by ``--set`` get different ones."""
-    recipe = "-".join(Path(name).stem for name in settings.algorithm.recipe.split("+"))
-    variant = f"-{settings.algorithm.variant}" if settings.algorithm.variant not in (None, "default") else ""
-    named = ("algorithm.variant=", "data.dir=", "engine.")  # said already, or without an effect on the result
-    others = sorted(text for text in assignments or [] if not text.startswith(named))
+def default_name(base: str, config: Any, assignments: list[str] | None) -> str:
+    """A descriptive name for a run directory; runs that differ by ``--set`` get different names."""
+    from fedfa.experiment.config import affects_result
+
+    expression = "-".join(Path(name).stem for name in config.algorithm.name.split("+"))
+    variant = f"-{config.algorithm.variant}" if config.algorithm.variant not in (None, "default") else ""
+    keys = {text: text.partition("=")[0].strip() for text in assignments or []}
+    others = sorted(text for text, key in keys.items() if key != "algorithm.variant" and affects_result(key))
     mark = f"-{hashlib.blake2b(repr(others).encode(), digest_size=3).hexdigest()}" if others else ""
-    return f"{base}-{recipe}{variant}{mark}-s{settings.seed}"
+    return f"{base}-{expression}{variant}{mark}-s{config.seed}"
 
 
 @app.command()
 def compare(
-    config: Annotated[Path | None, typer.Argument(help="A TOML file with settings.")] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="A config file (TOML).")] = None,
     preset: Annotated[
-        list[str] | None, typer.Option(help="A preset's name (`fedfa presets` lists them); repeat it for more.")
+        list[str] | None, typer.Option(help="Name of a preset (`fedfa presets` lists them); repeat it for more.")
     ] = None,
     algorithm: Annotated[
         list[str] | None,
-        typer.Option(help="A recipe, with a variant after '@' if wanted (fedfa@authors); repeat it. `all` is each."),
+        typer.Option(help="Algorithm expression, e.g. fedavg or fedfa@plus; repeat it. `all`: every method."),
     ] = None,
     assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set anything, for all runs.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a config value for all runs; repeat it.")
     ] = None,
     vary: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE,VALUE",
-            help="A setting for each value, e.g. local.lr=0.5,0.1; repeat it for every combination.",
+            help="One setting per value, e.g. local.lr=0.5,0.1; repeat it for every combination.",
         ),
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Seed of the training; repeat it for more.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
-    out: Annotated[Path, typer.Option(help="Where the run folders and the tables go.")] = Path("runs/compare"),
+    data_dir: Annotated[Path | None, typer.Option(help="Directory of the data sets.")] = None,
+    out: Annotated[Path, typer.Option(help="Directory of the run directories and the tables.")] = Path("runs/compare"),
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; left out, one per core.")] = None,
 ) -> None:
-    """Train with several methods in one setting or more, and print them side by side. Goes on where it was stopped."""
+    """Train several algorithms in one setting or more, and print them side by side. Continues where it stopped."""
     from fedfa.cli.compare import run_compare
-    from fedfa.studies.variations import parse_variation, plan_settings
+    from fedfa.experiment.variations import parse_variation, plan_configs
 
     bases: dict[str, dict[str, Any]] = {}
     for name in preset or (None,):
-        base, asked = layers_of(config, name, assignments, rounds, data_dir)
-        title = name or (config.stem if config else "")
+        base, asked = layers_of(file, name, assignments, rounds, data_dir)
+        title = name or (file.stem if file else "")
         if title in bases:
             raise typer.BadParameter(f"--preset {title} is given twice; name each once")
         bases[title] = base
-    settings = plan_settings(bases, asked, [parse_variation(text) for text in vary or []], out)
-    run_compare(console, algorithm or ["all"], seed or [], settings, out, jobs)
+    planned = plan_configs(bases, asked, [parse_variation(text) for text in vary or []], out)
+    run_compare(console, algorithm or ["all"], seed or [], planned, out, jobs)
 
 
 @app.command()
-def conclude(
-    run_folder: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
-    out: Annotated[Path, typer.Option(help="The new run folder.")],
-    algorithm: Annotated[str | None, typer.Option(help="A method that follows the training, e.g. ccvr.")] = None,
+def finalize(
+    run_directory: Annotated[Path, typer.Argument(help="Run directory of a finished run.")],
+    out: Annotated[Path, typer.Option(help="The new run directory.")],
+    algorithm: Annotated[str | None, typer.Option(help="A method of the final pass, e.g. ccvr.")] = None,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="E.g. algorithm.final.steps=1000.")
     ] = None,
 ) -> None:
-    """Add what follows the last round (CCVR, FedFA's last calibration) to a finished run, without training again."""
-    from fedfa.studies import conclude as conclusions
-    from fedfa.studies.layers import assign
+    """Add a final pass (CCVR, FedFA's final calibration) to a finished run, without training again."""
+    from fedfa.experiment.finalize import finalize as final_pass
+    from fedfa.experiment.layers import assign
 
-    options = assign({}, assignments or [])
-    with console.status("asking every client"):
-        summary = conclusions.conclude(run_folder, algorithm, out, options).summary
+    with console.status("final pass over all clients"):
+        summary = final_pass(run_directory, algorithm, out, assign({}, assignments or [])).summary
     console.print(
-        f"accuracy [bold]{summary['final_accuracy']:.2%}[/], before it {summary['accuracy_before_survey']:.2%}; record "
-        f"in {escape(str(out))}",
+        f"accuracy [bold]{summary['final_accuracy']:.2%}[/], before {summary['accuracy_before_final_pass']:.2%}; "
+        f"record in {escape(str(out))}",
         soft_wrap=True,
     )
 
 
 @app.command()
 def theory(
-    run_folder: Annotated[Path | None, typer.Argument(help="A run folder; its last saved round is looked at.")] = None,
-    preset: Annotated[str | None, typer.Option(help="Instead of a run: a preset's name.")] = None,
-    algorithm: Annotated[str | None, typer.Option(help="A recipe, with --preset.")] = None,
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set anything, with --preset.")
+    run_directory: Annotated[
+        Path | None, typer.Argument(help="A run directory; its last checkpoint is evaluated.")
     ] = None,
-    after: Annotated[int, typer.Option(min=0, help="With --preset: train so many rounds first.")] = 0,
-    clients: Annotated[int, typer.Option(min=2, help="How many clients are compared, pair by pair.")] = 10,
-    data_dir: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Name of a preset, instead of a run.")] = None,
+    algorithm: Annotated[str | None, typer.Option(help="Algorithm expression, with --preset.")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a config value, with --preset.")
+    ] = None,
+    after: Annotated[int, typer.Option(min=0, help="With --preset: train this many rounds first.")] = 0,
+    clients: Annotated[int, typer.Option(min=2, help="Number of clients to compare, pair by pair.")] = 10,
+    data_dir: Annotated[Path | None, typer.Option(help="Directory of the data sets.")] = None,
     out: Annotated[Path | None, typer.Option(help="Also write the figures to this JSON file.")] = None,
 ) -> None:
     """Evaluate both sides of the paper's Lemmas 1 and 2 on real client updates, and print how closely they agree."""
     from fedfa.cli.theory import run_theory
 
-    if run_folder is not None:
+    if run_directory is not None:
         if preset is not None or algorithm is not None or assignments or after or data_dir is not None:
             raise typer.BadParameter(
-                "a run folder has its own settings; leave out --preset, --algorithm, --set, --after, --data-dir"
+                "a run directory has its own config; leave out --preset, --algorithm, --set, --after, --data-dir"
             )
-        run_theory(console, run_folder, (), 0, clients, out)
+        run_theory(console, run_directory, (), 0, clients, out)
         return
     if preset is None:
-        raise typer.BadParameter("say where to look: a run folder, or --preset NAME (`fedfa presets` lists them)")
+        raise typer.BadParameter("name a run directory, or --preset NAME (`fedfa presets` lists them)")
     base, asked = layers_of(None, preset, assignments, None, data_dir, algorithm=algorithm)
     run_theory(console, None, (base, asked), after, clients, out)
 
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the records and the picture go.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option(help="Directory of the records and the picture.")] = Path("runs/demo"),
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Number of rounds; left out, what fits in about two minutes.")
+        int | None, typer.Option(min=1, help="Number of rounds; default: what fits in about two minutes.")
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Train again although a finished demo is there.")] = False,
-    data_dir: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Train again even if a finished demo exists.")] = False,
+    data_dir: Annotated[Path | None, typer.Option(help="Directory of the data sets.")] = None,
 ) -> None:
     """FedAvg against FedFA on Fashion-MNIST whose clients hold two classes each."""
     from fedfa.cli.demo import run_demo
@@ -291,12 +305,29 @@ def demo(
 @app.command()
 def presets() -> None:
     """List the presets."""
-    from fedfa.studies.settings import presets as known
+    from fedfa.experiment.config import presets as known
 
     table = Table("preset", "what it is", box=None)
-    for name, words in known().items():
-        table.add_row(name, words)
+    for name, description in known().items():
+        table.add_row(name, description)
     console.print(table)
+
+
+@app.command()
+def config(
+    section: Annotated[str | None, typer.Argument(help="A section, e.g. local; default: all.")] = None,
+) -> None:
+    """List every config key with its default and its meaning; `--set KEY=VALUE` sets it."""
+    from fedfa.experiment.config import config_keys
+
+    keys = [key for key in config_keys() if section in (None, key.name.partition(".")[0])]
+    if not keys:
+        raise ConfigError(f"there is no config section {section!r}; `fedfa config` lists all keys")
+    for key in keys:
+        console.print(f"[bold]{key.name}[/] = {escape(repr(key.default))}", highlight=False)
+        if key.description:
+            console.print(Padding(escape(key.description), (0, 0, 0, 6)), style="dim", highlight=False)
+    console.print("\nOptions of an algorithm: fedfa algorithms NAME.")
 
 
 @app.command()
@@ -313,14 +344,15 @@ def algorithms(name: Annotated[str | None, typer.Argument(help="A method to expl
         return
     for method in methods_of(name):
         console.print(f"[bold]{method.name}[/]\n{escape(method.explanation())}\n", highlight=False, soft_wrap=True)
-        for part in method.parts:
-            for option, field in part.options_type.model_fields.items():
+        for component in method.components:
+            for name, field in component.model_fields.items():
+                option = field.alias or name
                 choices = " | ".join(repr(choice) for choice in get_args(field.annotation) if isinstance(choice, str))
                 allowed = f"   ({choices})" if choices else ""
-                console.print(f"  algorithm.{part.name}.{option} = {field.default!r}{allowed}", highlight=False)
+                console.print(f"  algorithm.{component.name}.{option} = {field.default!r}{allowed}", highlight=False)
                 if field.description:
-                    words = " ".join(field.description.replace("``", "").split())
-                    console.print(Padding(escape(words), (0, 0, 0, 6)), style="dim", highlight=False)
+                    text = " ".join(field.description.replace("``", "").split())
+                    console.print(Padding(escape(text), (0, 0, 0, 6)), style="dim", highlight=False)
         for variant, values in method.variants.items():
             listed = ", ".join(f"{key} = {value!r}" for key, value in values.items()) or "the defaults"
             console.print(f"  variant {variant}: {listed}", highlight=False, soft_wrap=True)
@@ -328,15 +360,15 @@ def algorithms(name: Annotated[str | None, typer.Argument(help="A method to expl
 
 @app.command()
 def results(
-    folder: Annotated[Path, typer.Argument(help="Folder of results: SETTING/RUN/summary.json.")] = Path("results"),
-    page: Annotated[Path | None, typer.Option(help="Write the table into this page, between its marks.")] = None,
+    folder: Annotated[Path, typer.Argument(help="Directory of results: SETTING/RUN/summary.json.")] = Path("results"),
+    page: Annotated[Path | None, typer.Option(help="Write the table into this page, between its markers.")] = None,
 ) -> None:
     """Print finished runs as a table with the paper's numbers beside them."""
+    from fedfa.experiment.files import write_atomically
     from fedfa.report.results_page import refresh_page, results_table
-    from fedfa.studies.files import write_atomically
 
     if not folder.is_dir():
-        raise RunError(f"there is no folder {folder}; name one that holds SETTING/RUN/summary.json")
+        raise RunError(f"there is no directory {folder}; name one that holds SETTING/RUN/summary.json")
     if page is None:
         typer.echo(results_table(folder))
     else:

@@ -1,7 +1,7 @@
 """``python -m fedfa.cli.child ARGUMENTS``: the command line as a child process that ends when its parent does.
 
-The parent holds the other end of this process' standard input and never writes. When the parent ends, in whatever way,
-the system closes that end; then this process asks itself to stop, as Ctrl-C would, and what is done is saved.
+The parent holds the other end of standard input and never writes. However the parent ends, the system closes that end;
+this process then stops as after Ctrl-C, which saves what is done.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ GRACE_SECONDS = 30.0
 
 
 def end_with_parent() -> None:
-    """Watch standard input from a thread; at its end, stop this process."""
+    """Stop this process at the end of its standard input, which a thread watches."""
 
     def watch() -> None:
         while os.read(descriptor, 4096):
             pass
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(GRACE_SECONDS)
-        os._exit(143)  # it is stuck
+        os._exit(143)  # it did not stop in time
 
     descriptor = sys.stdin.fileno()
     threading.Thread(target=watch, name="watch-parent", daemon=True).start()

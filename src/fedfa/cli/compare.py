@@ -1,4 +1,4 @@
-"""`fedfa compare`: methods side by side, in one setting or several."""
+"""`fedfa compare`: algorithms compared in one setting or several."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedfa.cli.progress import RoundsProgress
-from fedfa.errors import FedfaError, RecipeError, SettingsError
+from fedfa.errors import AlgorithmError, ConfigError, FedfaError
 
 if TYPE_CHECKING:
+    from fedfa.experiment.sweep import Cell, Comparison
+    from fedfa.experiment.variations import Setting
     from fedfa.report.comparison_summary import SettingResults
-    from fedfa.studies.compare import Cell, Comparison
-    from fedfa.studies.variations import Setting
 
 
 def run_compare(
     console: Console,
     methods: Sequence[str],
     seeds: Sequence[int],
-    settings: Sequence[Setting],
+    config: Sequence[Setting],
     out: Path,
     jobs: int | None,
 ) -> None:
     """Run what is missing, print the tables, write them to ``table.*``; fail at the end if a run is missing."""
     from fedfa.report.comparison_summary import SettingResults, why_missing
 
-    planned = [_cells_of(console, setting, methods, seeds) for setting in settings]
+    planned = [_cells_of(console, setting, methods, seeds) for setting in config]
     wanted = [cell for cells, _ in planned for cell in cells]
     _get_data(console, wanted)
     out.mkdir(parents=True, exist_ok=True)
     work = _work(console, wanted, jobs)
     results = []
-    for setting, (cells, left_out) in zip(settings, planned, strict=True):
+    for setting, (cells, left_out) in zip(config, planned, strict=True):
         reasons = {cell.name: reason for cell in cells if (reason := why_missing(work, cell)) is not None}
-        results.append(SettingResults(setting.words, cells, reasons, left_out))
+        results.append(SettingResults(setting.labels, cells, reasons, left_out))
     missing = {name: reason for one in results for name, reason in one.missing.items()}
     for name in work.busy:
         if name in missing:
-            console.print(f"left alone: {escape(name)}, another process is working on it", soft_wrap=True)
+            console.print(f"skipped: {escape(name)}, another process is working on it", soft_wrap=True)
     if any(one.finished for one in results):
         _write_results(results, out)  # first: printing may fail, as when the output is piped to `head`
         _print_results(console, results)
@@ -58,34 +58,34 @@ def run_compare(
 
 
 def _get_data(console: Console, cells: Sequence[Cell]) -> None:
-    """Every data set once, before several processes ask for it."""
-    from fedfa.studies.setup import load_dataset
+    """Load every data set once, before several processes need it."""
+    from fedfa.experiment.build import load_dataset
 
-    for settings in {(cell.settings.data.name, cell.settings.data.dir): cell.settings for cell in cells}.values():
-        with console.status(f"getting {escape(settings.data.name)}"):
-            load_dataset(settings)
+    for config in {(cell.config.data.name, cell.config.data.dir): cell.config for cell in cells}.values():
+        with console.status(f"loading {escape(config.data.name)}"):
+            load_dataset(config)
 
 
 def _cells_of(
     console: Console, setting: Setting, methods: Sequence[str], seeds: Sequence[int]
 ) -> tuple[list[Cell], dict[str, str]]:
     """The runs of one setting; and what ``all`` does not mean here, with the reason."""
-    from fedfa.studies.compare import plan_cells
+    from fedfa.experiment.sweep import plan_cells
 
     wanted: list[str] = []
     left_out: dict[str, str] = {}
     try:
         for method in methods:
             if method == "all":
-                with console.status("looking which methods fit"):
+                with console.status("checking which methods fit"):
                     fitting, left_out = _those_that_fit(setting)
                 wanted += fitting
             else:
                 wanted.append(method)
         wanted = list(dict.fromkeys(wanted))
-        cells = plan_cells(wanted, seeds, setting.layers, setting.folder, setting.name, setting.elsewhere)
-    except SettingsError as error:
-        raise SettingsError(f"{setting.title}: {error}" if setting.name else str(error)) from None
+        cells = plan_cells(wanted, seeds, setting.layers, setting.directory, setting.name, setting.elsewhere)
+    except ConfigError as error:
+        raise ConfigError(f"{setting.title}: {error}" if setting.name else str(error)) from None
     for name, reason in left_out.items():
         where = f"{setting.title}: " if setting.name else ""
         console.print(escape(f"{where}left out: {name} ({reason})"), soft_wrap=True)
@@ -93,23 +93,23 @@ def _cells_of(
 
 
 def _those_that_fit(setting: Setting) -> tuple[list[str], dict[str, str]]:
-    """The methods that can work with this network and these settings; and why the others cannot."""
+    """The methods that fit this network and config; and why the others do not."""
     from fedfa.algorithms.registry import methods
-    from fedfa.studies.settings import Settings
-    from fedfa.studies.setup import prepare
+    from fedfa.experiment.config import Config
+    from fedfa.experiment.experiment import Experiment
 
     fitting, others = [], {}
     for name in methods():
         try:
-            prepare(Settings.resolve(*setting.layers, {"algorithm": {"recipe": name}}))
+            Experiment.from_config(Config.resolve(*setting.layers, {"algorithm": {"name": name}})).training.init()
             fitting.append(name)
-        except RecipeError as error:
+        except AlgorithmError as error:
             others[name] = str(error)
     return fitting, others
 
 
 def _work(console: Console, cells: Sequence[Cell], jobs: int | None) -> Comparison:
-    from fedfa.studies.compare import Comparison
+    from fedfa.experiment.sweep import Comparison
 
     with RoundsProgress(console) as progress:
         work = Comparison(cells, jobs, progress.watch)
@@ -122,7 +122,7 @@ def _print_results(console: Console, results: Sequence[SettingResults]) -> None:
     from fedfa.report.comparison_table import HEADER
     from fedfa.report.paired_differences import PAIRS_HEADER, PAIRS_LEGEND
 
-    header = ["method", *("\n".join(one.words) for one in results)]
+    header = ["method", *("\n".join(one.labels) for one in results)]
     for titles, *rows in _as_wide_as_fits([header, *method_rows(results)], console.width):
         _print_table(console, titles, rows)
         console.print()
@@ -143,14 +143,14 @@ def _print_results(console: Console, results: Sequence[SettingResults]) -> None:
 
 
 def _as_wide_as_fits(lines: Sequence[Sequence[str]], width: int) -> list[list[list[str]]]:
-    """A table in parts that fit into a width, each with the first column: a terminal would cut numbers off."""
+    """A table split to fit a width, each piece with the first column: a terminal would cut numbers off."""
     first, *columns = zip(*lines, strict=True)
-    parts: list[list[tuple[str, ...]]] = []
+    components: list[list[tuple[str, ...]]] = []
     for column in columns:
-        if not parts or sum(map(_width, [first, *parts[-1], column])) > width:
-            parts.append([])
-        parts[-1].append(column)
-    return [[list(line) for line in zip(first, *part, strict=True)] for part in parts]
+        if not components or sum(map(_width, [first, *components[-1], column])) > width:
+            components.append([])
+        components[-1].append(column)
+    return [[list(line) for line in zip(first, *component, strict=True)] for component in components]
 
 
 def _width(column: Sequence[str]) -> int:
@@ -168,8 +168,8 @@ def _print_table(console: Console, header: Sequence[str], rows: Sequence[Sequenc
 
 
 def _write_results(results: Sequence[SettingResults], out: Path) -> None:
+    from fedfa.experiment.files import write_atomically
     from fedfa.report.comparison_summary import as_csv, as_latex, as_markdown
-    from fedfa.studies.files import write_atomically
 
     for ending, text in ((".md", as_markdown(results)), (".tex", as_latex(results)), (".csv", as_csv(results))):
         write_atomically(out / f"table{ending}", f"{text}\n")

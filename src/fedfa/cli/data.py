@@ -1,4 +1,4 @@
-"""Commands about data sets and their splits. Heavy imports happen inside them."""
+"""Commands for data sets and their splits. Heavy imports happen inside the commands."""
 
 from __future__ import annotations
 
@@ -19,40 +19,38 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True)
 console = Console()
 
-DataDir = Annotated[
-    Path | None, typer.Option(help="Where data sets are kept; default: $FEDFA_DATA, else ~/.cache/fedfa.")
-]
+DataDir = Annotated[Path | None, typer.Option(help="Data directory; default: $FEDFA_DATA, else ~/.cache/fedfa.")]
 Offline = Annotated[bool, typer.Option("--offline", help="Make no network call.")]
-Source = Annotated[Path | None, typer.Option("--from", help="Folder that holds the set's files.")]
+Source = Annotated[Path | None, typer.Option("--from", help="Folder with the set's files.")]
 
 
 @app.callback()
 def data() -> None:
-    """Find, fetch, check and look at data sets and their splits."""
+    """Obtain, verify and show data sets and their splits."""
 
 
 @app.command(name="list")
 def list_(data_dir: DataDir = None) -> None:
-    """List the data sets that are known by name, and which of them are here."""
+    """List the known data sets, and which of them are in the data directory."""
     from fedfa.data import cache
-    from fedfa.data.sets import KNOWN
+    from fedfa.data.sets import DEFINITIONS
 
     directory = cache.data_directory(data_dir)
     table = Table("name", "here", "train + test", "image", "classes", "comes from", box=None, pad_edge=False)
-    for known in KNOWN.values():
-        counts = known.editions[0] if known.editions else None
-        ways = [provider.kind for provider in known.providers] or ["your files (--from)"]
+    for definition in DEFINITIONS.values():
+        counts = definition.editions[0] if definition.editions else None
+        sources = [provider.kind for provider in definition.providers] or ["your files (--from)"]
         table.add_row(
-            known.name,
-            "[green]yes[/]" if cache.is_cached(directory, known.name) else "–",
+            definition.name,
+            "[green]yes[/]" if cache.is_cached(directory, definition.name) else "–",
             f"{counts.train:,} + {counts.test:,}" if counts and counts.train else "",
-            "×".join(str(size) for size in known.shape),
-            str(len(known.classes)),
-            known.made_of or ", ".join(dict.fromkeys(ways)),
+            "×".join(str(size) for size in definition.shape),
+            str(len(definition.classes)),
+            definition.made_of or ", ".join(dict.fromkeys(sources)),
         )
     console.print(table)
     console.print(
-        f"\nKept in {escape(str(directory))}. Your own: the path of an .npz file or of a folder of class folders.",
+        f"\nData directory: {escape(str(directory))}. Your own: an .npz file or a folder of class folders.",
         soft_wrap=True,
         highlight=False,
     )
@@ -64,12 +62,12 @@ def get(
     source: Source = None,
     data_dir: DataDir = None,
     offline: Offline = False,
-    again: Annotated[bool, typer.Option("--again", help="Obtain it anew although it is here.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Obtain it anew even if it is cached.")] = False,
     unverified: Annotated[
-        bool, typer.Option("--unverified", help="Accept content that is not the known one, and note that.")
+        bool, typer.Option("--unverified", help="Accept unknown content; the manifest records it.")
     ] = False,
 ) -> None:
-    """Obtain data sets, check them and keep them ready."""
+    """Obtain data sets, verify them and store them in the data directory."""
     from fedfa.data import load
 
     for name in names:
@@ -89,24 +87,24 @@ def get(
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="Name of a data set, or the path of your own.")],
+    name: Annotated[str, typer.Argument(help="Name of a data set, or the path of your own data.")],
     partition: Annotated[
         str | None,
-        typer.Option(help="A split: iid, shards:2, classes:2:250, dirichlet:0.1, domains/shards:2, natural …"),
+        typer.Option(help="A partition: iid, shards:2, classes:2:250, dirichlet:0.1, domains/shards:2, natural …"),
     ] = None,
     clients: Annotated[int | None, typer.Option(help="Number of clients; default 100, or one per writer.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the split.")] = 1,
-    rows: Annotated[int, typer.Option(help="How many clients the table shows.")] = 20,
+    rows: Annotated[int, typer.Option(help="Number of clients in the table.")] = 20,
     picture: Annotated[
-        Path | None, typer.Option(help="Also draw it: a file name that ends in .png, .svg or .pdf.")
+        Path | None, typer.Option(help="Also plot it, to a file that ends in .png, .svg or .pdf.")
     ] = None,
-    style: Annotated[str, typer.Option(help="Of the picture: bubbles, heat or auto.")] = "auto",
+    style: Annotated[str, typer.Option(help="Style of the picture: bubbles, heat or auto.")] = "auto",
     source: Source = None,
     data_dir: DataDir = None,
     offline: Offline = False,
 ) -> None:
-    """Show a data set and what a split does to it: a table and, on request, a picture."""
-    from fedfa.data import Federation, load, natural_clients, parse_partition, partition_text
+    """Show a data set and a split of it: a table and, on request, a picture."""
+    from fedfa.data import load, parse_partition, partition_text
     from fedfa.report.partition_picture import contact_sheet, partition_picture
 
     spec = None if partition is None else parse_partition(partition)
@@ -117,20 +115,18 @@ def show(
         if picture is not None:
             console.print(f"picture: {escape(str(contact_sheet(dataset, picture)))}", soft_wrap=True)
         return
-    if clients is None and natural_clients(dataset.train, spec) is None:
-        clients = 100
-    federation = Federation.split(dataset, spec, clients, seed)
+    federation = dataset.split(spec, clients, seed)
     title = f"{dataset.name}, {partition_text(spec)}, {len(federation):,} clients, seed {seed}"
     console.print()
     console.print(_table(federation, rows))
-    _summarise(federation)
+    console.print(f"\n{federation.summary()}", soft_wrap=True, highlight=False)
     if picture is not None:
         drawn = partition_picture(federation, picture, title=title, style=style)
         console.print(f"picture: {escape(str(drawn))}", soft_wrap=True)
 
 
 class _Downloads:
-    """A bar for each thing that is fetched, on a terminal only."""
+    """Progress bars of downloads, on a terminal only."""
 
     def __init__(self) -> None:
         self._bars = Progress(
@@ -158,7 +154,7 @@ class _Downloads:
 
 
 def _describe(dataset: DataSet, seconds: float | None) -> None:
-    """What a data set is, in a few lines."""
+    """Describe a data set in a few lines."""
     shape = "×".join(str(size) for size in dataset.train.inputs.shape[1:])
     took = "" if seconds is None else f" ({seconds:.1f} s)"
     lines = [
@@ -173,8 +169,8 @@ def _describe(dataset: DataSet, seconds: float | None) -> None:
             continue
         counts = about["per_class"]
         if dataset.domains:
-            parts = zip(dataset.domains, about["per_domain"], strict=True)
-            lines.append(f"  {part} by domain: " + ", ".join(f"{name} {count:,}" for name, count in parts))
+            domains = zip(dataset.domains, about["per_domain"], strict=True)
+            lines.append(f"  {part} by domain: " + ", ".join(f"{name} {count:,}" for name, count in domains))
         listed = " ".join(str(count) for count in counts) if len(counts) <= 12 else f"{min(counts)} to {max(counts)}"
         writers = f"; {about['writers']:,} writers" if "writers" in about else ""
         lines.append(f"  {part} by class: {listed}{writers}")
@@ -184,7 +180,7 @@ def _describe(dataset: DataSet, seconds: float | None) -> None:
 
 
 def _table(federation: Federation, rows: int) -> Table:
-    """Clients × classes, each cell shaded by its share of the client's samples."""
+    """Clients × classes, each cell coloured by its share of the client's samples."""
     dataset = federation.dataset
     shown = min(rows, len(federation))
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
@@ -218,18 +214,3 @@ def _cell(count: int, size: int) -> Text:
         return Text("·", style="dim")
     level = min(5, int(6 * count / size))
     return Text(str(count), style=("blue", "cyan", "green", "yellow", "bright_yellow bold", "bright_red bold")[level])
-
-
-def _summarise(federation: Federation) -> None:
-    from fedfa.data.skew import summary
-
-    facts = summary(federation)
-    console.print(
-        f"\n{len(federation):,} clients hold {facts.assigned:,} of {facts.samples:,} samples; per client "
-        f"{facts.smallest:,} to {facts.largest:,}, median {facts.median:,.0f}"
-        + (f"; {facts.empty:,} are empty" if facts.empty else "")
-        + f". Classes per client: {facts.classes_held:.1f} on average. "
-        f"Label skew {facts.label_skew:.2f} (0: every client like the whole; 1: nothing in common).",
-        soft_wrap=True,
-        highlight=False,
-    )

@@ -13,10 +13,10 @@ from rich.markup import escape
 from fedfa.errors import FedfaError
 
 if TYPE_CHECKING:
-    from fedfa.studies.settings import Settings
+    from fedfa.experiment.config import Config
 
-TRYOUT_RULES = {"wait_seconds": 180.0, "round_seconds": 1800.0, "grace_seconds": 60.0}
-"""On one machine nobody has to wait as long as between real sites."""
+LOCAL_FEDERATION = {"wait_seconds": 180.0, "round_seconds": 1800.0, "grace_seconds": 60.0}
+"""Federation config of local deployments: shorter deadlines than between real sites."""
 
 app = typer.Typer(no_args_is_help=True)
 console = Console()
@@ -24,80 +24,83 @@ console = Console()
 
 @app.command()
 def up(
-    config: Annotated[Path | None, typer.Argument(help="A TOML file with settings.")] = None,
-    preset: Annotated[str | None, typer.Option(help="A preset's name; `fedfa presets` lists them.")] = None,
+    config: Annotated[Path | None, typer.Argument(help="A TOML config file.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Name of a preset; `fedfa presets` lists them.")] = None,
     own_app: Annotated[
-        Path | None, typer.Option("--app", help="Your own app's folder (`fedfa flower new` writes one).")
+        Path | None, typer.Option("--app", help="Directory of a custom app (`fedfa flower new` writes one).")
     ] = None,
-    sites: Annotated[int | None, typer.Option(min=1, help="Number of sites; left out, 3.")] = None,
+    sites: Annotated[int | None, typer.Option(min=1, help="Number of sites; default 3.")] = None,
     tls: Annotated[bool, typer.Option("--tls/--no-tls", help="Certificates and a registered key per site.")] = True,
     algorithm: Annotated[
-        str | None, typer.Option(help="A recipe: methods joined by '+'; with a variant after '@' if wanted.")
+        str | None,
+        typer.Option(help="Algorithm expression: methods joined by '+', with an optional '@variant'."),
     ] = None,
     assignments: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Set anything, e.g. local.lr=0.05, federation.quorum=0.7."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Set a config key, e.g. local.lr=0.05, federation.quorum=0.7."),
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the training.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder; left out, one under runs/.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    data_dir: Annotated[Path | None, typer.Option(help="Directory of the data sets.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory; by default below runs/.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the run directory.")] = False,
 ) -> None:
-    """Try out a federation of real processes on this machine, and leave nothing running."""
+    """Run a local deployment: a federation of real processes on this machine, all of which are stopped at the end."""
+    from fedfa.cli.app import default_name
     from fedfa.cli.progress import RoundsProgress
+    from fedfa.experiment.build import load_dataset
+    from fedfa.experiment.run_directory import RunDirectory
     from fedfa.flower import app_folder
-    from fedfa.flower.operate.tryout import TryOut, as_run_config
+    from fedfa.flower.operate.local_deployment import LocalDeployment, as_run_config
 
-    if resume and sites is None and out is not None:
-        sites = _recorded_sites(out)
+    if resume and sites is None and out is not None and (out / "config.toml").exists():
+        sites = RunDirectory(out).config().data.clients
     sites = sites or 3
-    assignments, rules = _apart(assignments)
+    assignments, federation = _split_assignments(assignments)
     if own_app is not None:
         if config is not None or preset is not None:
-            raise typer.BadParameter("an own app has its settings in its pyproject.toml: no file, no --preset")
+            raise typer.BadParameter("a custom app is configured in its pyproject.toml: drop CONFIG and --preset")
         title, run_config = own_app.absolute().name, _overrides(algorithm, assignments, rounds, seed)
         folder = out or Path("runs") / f"flower-{title}"
-        folder_app = own_app
+        app_path = own_app
     else:
-        settings = _settings(config, preset, algorithm, assignments, rounds, seed, data_dir, sites, resume, out)
-        name = _default_name(preset or (config.stem if config else "run"), settings, assignments, sites)
-        folder = out or Path("runs") / name
-        title, run_config, folder_app = settings.algorithm.recipe, as_run_config(settings), app_folder()
-        with console.status(f"getting {escape(settings.data.name)}"):
-            from fedfa.studies.setup import load_dataset
-
-            load_dataset(settings)  # once, before every site asks for it
+        settings = _config(config, preset, algorithm, assignments, rounds, seed, data_dir, sites, resume, out)
+        name = default_name(preset or (config.stem if config else "run"), settings, assignments)
+        folder = out or Path("runs") / f"flower{sites}-{name}"
+        title, run_config, app_path = settings.algorithm.name, as_run_config(settings), app_folder()
+        with console.status(f"loading {escape(settings.data.name)}"):
+            load_dataset(settings)  # once, before every site needs it
     node_config: dict[str, Any] = {} if data_dir is None else {"data-dir": str(data_dir.absolute())}
-    rules = rules if own_app is not None else {**TRYOUT_RULES, **rules}
-    work = TryOut(folder_app, folder, sites, tls, resume, run_config, node_config, rules)
+    federation = federation if own_app is not None else {**LOCAL_FEDERATION, **federation}
     with RoundsProgress(console) as progress:
         watchers: list[Any] = []
+        deployment = LocalDeployment(
+            app_path, folder, sites, tls, resume, run_config, node_config, federation,
+            on_step=lambda text: console.print(escape(text), highlight=False, soft_wrap=True),
+            on_start=lambda total: watchers.append(progress.add(title, total)),
+            on_round=lambda record: watchers[0](record),
+        )  # fmt: skip
         try:
-            summary = work.run(
-                say=lambda words: console.print(escape(words), highlight=False, soft_wrap=True),
-                watch=lambda record: watchers[0](record),
-                begun=lambda total: watchers.append(progress.add(title, total)),
-            )
+            summary = deployment.run()
         except BaseException as error:
             progress.stop()
             if not isinstance(error, FedfaError) and (folder / "checkpoint.safetensors").exists():
                 again = f"fedfa flower up --resume --sites {sites} --out {shlex.quote(str(folder))}"
                 again += f" --app {shlex.quote(str(own_app))}" if own_app is not None else ""
-                console.print(f"stopped. Go on with: {escape(again)}", soft_wrap=True)
+                console.print(f"stopped. Resume with: {escape(again)}", soft_wrap=True)
             raise
     console.print(
         f"accuracy [bold]{summary['final_accuracy']:.2%}[/] after {summary['rounds']} rounds "
         f"(best {summary['best_accuracy']:.2%}, mean of the last ten {summary['last10_accuracy']:.2%}); "
-        f"{summary['seconds']:.0f} s of training; record in {escape(str(folder))}, logs in "
+        f"{summary['seconds']:.0f} s of training; run directory {escape(str(folder))}, logs in "
         f"{escape(str(folder / 'flower' / 'logs'))}",
         soft_wrap=True,
     )
 
 
 @app.command()
-def new(folder: Annotated[Path, typer.Argument(help="A folder that does not exist yet.")]) -> None:
-    """Write a small app for your own data and network: ten lines to fill in, and it runs as written."""
+def new(folder: Annotated[Path, typer.Argument(help="A directory that does not exist yet.")]) -> None:
+    """Write a template app for your own data and network; it runs as written, with example data."""
     from fedfa.flower.operate.new_app import write_app
 
     write_app(folder)
@@ -112,41 +115,41 @@ def new(folder: Annotated[Path, typer.Argument(help="A folder that does not exis
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def supernode(context: typer.Context) -> None:
-    """Flower's own `flower-supernode` with the options that follow, made faster and quiet.
+    """Run Flower's `flower-supernode` with the options that follow, with a fork server and without telemetry.
 
-    Messages are answered from one process that has everything imported, and nothing calls home.
+    The fork server has all imports done, so messages are handled without seconds of process start.
     """
     import os
     import sys
     import tempfile
 
-    from fedfa.flower.environment import quiet
+    from fedfa.flower.environment import without_telemetry
     from fedfa.flower.operate.federation import flower_command
-    from fedfa.flower.operate.warm import can_fork
+    from fedfa.flower.operate.fork_server import can_fork
 
     command = [flower_command("flower-supernode"), *context.args]
     if not can_fork() or not context.args or {"--help", "-h", "--version", "-V"} & set(context.args):
-        os.execve(command[0], command, quiet())
-    folder = tempfile.mkdtemp(prefix="fedfa-")
-    warm = [sys.executable, "-m", "fedfa.flower.operate.warm", folder, *command]
-    os.execve(warm[0], warm, quiet())
+        os.execve(command[0], command, without_telemetry())
+    directory = tempfile.mkdtemp(prefix="fedfa-")
+    server = [sys.executable, "-m", "fedfa.flower.operate.fork_server", directory, *command]
+    os.execve(server[0], server, without_telemetry())
 
 
 @app.command()
 def cost(
-    run_folder: Annotated[Path, typer.Argument(help="Folder of a run over Flower.")],
-    simulator: Annotated[Path | None, typer.Option(help="Folder of the same run in the simulator.")] = None,
+    run_folder: Annotated[Path, typer.Argument(help="Run directory of a run over Flower.")],
+    simulator: Annotated[Path | None, typer.Option(help="Run directory of the same run in the simulator.")] = None,
 ) -> None:
-    """Print what a round over Flower costs, by stage."""
+    """Print the cost of a round over Flower, by stage."""
     from fedfa.flower.cost import cost_of_rounds
 
     rows = cost_of_rounds(run_folder, simulator)
-    width = max(len(words) for words, _ in rows)
-    for words, seconds in rows:
-        console.print(f"{words:<{width}}  {seconds:8.3f} s", highlight=False)
+    width = max(len(stage) for stage, _ in rows)
+    for stage, seconds in rows:
+        console.print(f"{stage:<{width}}  {seconds:8.3f} s", highlight=False)
 
 
-def _settings(
+def _config(
     config: Path | None,
     preset: str | None,
     algorithm: str | None,
@@ -157,46 +160,34 @@ def _settings(
     sites: int,
     resume: bool,
     out: Path | None,
-) -> Settings:
-    """As `fedfa run` makes them, with as many clients as sites, all of which take part unless said otherwise."""
+) -> Config:
+    """Config as of `fedfa run`, with one client per site; by default all of them take part in every round."""
     from fedfa.cli.app import layers_of
-    from fedfa.studies.layers import merge
-    from fedfa.studies.settings import Settings
+    from fedfa.experiment.config import Config
+    from fedfa.experiment.layers import merge
 
-    everybody: dict[str, Any] = {"data": {"clients": sites}, "cohort": {"clients": sites}}
+    all_sites: dict[str, Any] = {"data": {"clients": sites}, "cohort": {"clients": sites}}
     if config is None and preset is None and resume and out is not None and (out / "config.toml").exists():
-        config, everybody = out / "config.toml", {}
-    base, asked = layers_of(config, preset, assignments, rounds, data_dir, algorithm=algorithm, seed=seed)
-    if "cohort" in asked:
-        everybody.pop("cohort", None)
-    return Settings.resolve(base, merge(everybody, asked))
+        config, all_sites = out / "config.toml", {}
+    base, overrides = layers_of(config, preset, assignments, rounds, data_dir, algorithm=algorithm, seed=seed)
+    if "cohort" in overrides:
+        all_sites.pop("cohort", None)
+    return Config.resolve(base, merge(all_sites, overrides))
 
 
-def _apart(assignments: list[str] | None) -> tuple[list[str], dict[str, Any]]:
-    """What is set about the training, and what about the federation."""
-    from fedfa.studies.layers import assign
+def _split_assignments(assignments: list[str] | None) -> tuple[list[str], dict[str, Any]]:
+    """Split into assignments for the training and the federation config."""
+    from fedfa.experiment.layers import assign
 
     prefix = "federation."
-    rules = assign({}, (text for text in assignments or [] if text.startswith(prefix)))
-    return [text for text in assignments or [] if not text.startswith(prefix)], rules.get("federation", {})
-
-
-def _recorded_sites(out: Path) -> int | None:
-    from fedfa.studies.folder import RunFolder
-
-    return RunFolder(out).settings().data.clients if (out / "config.toml").exists() else None
-
-
-def _default_name(base: str, settings: Settings, assignments: list[str] | None, sites: int) -> str:
-    from fedfa.cli.app import default_name
-
-    return f"flower{sites}-{default_name(base, settings, assignments)}"
+    federation = assign({}, (text for text in assignments or [] if text.startswith(prefix)))
+    return [text for text in assignments or [] if not text.startswith(prefix)], federation.get("federation", {})
 
 
 def _overrides(
     algorithm: str | None, assignments: list[str] | None, rounds: int | None, seed: int | None
 ) -> dict[str, str | int | float | bool]:
-    """What the command line says, for an app that brings its own settings."""
-    asked: dict[str, str | int | None] = {"algorithm": algorithm, "rounds": rounds, "seed": seed}
-    asked["settings"] = shlex.join(assignments) if assignments else None
-    return {key: value for key, value in asked.items() if value is not None}
+    """Run config from the command line, for a custom app."""
+    values: dict[str, str | int | None] = {"algorithm": algorithm, "rounds": rounds, "seed": seed}
+    values["settings"] = shlex.join(assignments) if assignments else None
+    return {key: value for key, value in values.items() if value is not None}

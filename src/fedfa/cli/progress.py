@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from fedfa.studies.compare import Cell
+    from fedfa.experiment.sweep import Cell
 
 
 class RoundsProgress:
@@ -55,9 +55,9 @@ class RoundsProgress:
 
     def watch(self, cell: Cell, record: dict[str, Any]) -> None:
         """Show a round of a cell, in a bar that begins with its first one."""
-        if cell.folder not in self._of_cells:
-            self._of_cells[cell.folder] = self.add(cell.name, cell.settings.rounds)
-        self._of_cells[cell.folder](record)
+        if cell.directory not in self._of_cells:
+            self._of_cells[cell.directory] = self.add(cell.name, cell.config.rounds)
+        self._of_cells[cell.directory](record)
 
     def add(self, title: str, rounds: int) -> Callable[[dict[str, Any]], None]:
         """A new bar; returns what to call with each round's record."""
@@ -69,8 +69,8 @@ class RoundsProgress:
             self._progress.update(task, completed=min(record["round"], rounds), accuracy=accuracy)
             if self._console.is_terminal:
                 return
-            if record.get("survey"):
-                self._console.print(f"{title:<10} after the survey  accuracy {accuracy}")
+            if record.get("final_pass"):
+                self._console.print(f"{title:<10} after the final pass  accuracy {accuracy}")
             elif record["round"] % tenth == 0 or record["round"] == rounds:
                 self._console.print(f"{title:<10} round {record['round']:>4}/{rounds}  accuracy {accuracy}")
 

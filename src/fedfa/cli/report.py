@@ -1,4 +1,4 @@
-"""`fedfa report`: run folders as one page, with figures."""
+"""The command ``fedfa report``: runs as one HTML page, with figures."""
 
 from __future__ import annotations
 
@@ -12,68 +12,70 @@ from rich.console import Console
 from rich.markup import escape
 
 if TYPE_CHECKING:
-    from fedfa.report.html.reading import Run
+    from fedfa.experiment.recorded_runs import RecordedRun
     from fedfa.report.html.write import Report
 
 console = Console()
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some at any depth.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIRECTORY...", help="Run directories, or directories that hold some at any depth."),
+    ],
     out: Annotated[
-        Path | None, typer.Option(help="The HTML file; left out, report.html in the folder if it is one, else here.")
+        Path | None,
+        typer.Option(help="The HTML file. Default: report.html in the given directory; here if there are several."),
     ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Write again while runs go on; the page in a browser follows by itself.")
+        bool, typer.Option("--watch", help="Update the page while runs continue; a browser follows by itself.")
     ] = False,
-    every: Annotated[int, typer.Option(min=1, metavar="SECONDS", help="How often --watch looks.")] = 10,
+    every: Annotated[int, typer.Option(min=1, metavar="SECONDS", help="Seconds between checks of --watch.")] = 10,
     target: Annotated[
         list[float] | None,
-        typer.Option(min=0, max=100, metavar="PERCENT", help="An accuracy whose costs are told; repeat it for more."),
+        typer.Option(min=0, max=100, metavar="PERCENT", help="Report the cost of reaching this accuracy; repeatable."),
     ] = None,
     figures: Annotated[bool, typer.Option(help="Also write the figures as SVG and PNG, beside the page.")] = True,
     tensorboard: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Also write TensorBoard's files here.")
+        Path | None, typer.Option(metavar="DIR", help="Also write TensorBoard event files to this directory.")
     ] = None,
     mlflow: Annotated[str | None, typer.Option(metavar="URI", help="Also log to this MLflow server or store.")] = None,
 ) -> None:
-    """Write one HTML page about runs, finished or going on: curves, tables, split, classes, insight, commands."""
+    """Write one HTML page about runs, finished or not: curves, tables, data, classes, diagnostics, commands."""
     from fedfa.report.html.write import Reporter
 
-    place = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
-    if place.is_dir():
-        place = place / "report.html"
+    page = out or (paths[0] if len(paths) == 1 else Path()) / "report.html"
+    if page.is_dir():
+        page = page / "report.html"
     command = shlex.join(["fedfa", *sys.argv[1:]]) if sys.argv[1:2] == ["report"] else ""
-    reporter = Reporter(folders, place, target or (), figures, command)
+    reporter = Reporter(paths, page, target or (), figures, command)
     if watch:
-        console.print(f"watching; open {escape(str(place))} in a browser. Ctrl-C ends it.", soft_wrap=True)
-        done = reporter.watch(every, _tell)
+        console.print(f"watching; open {escape(str(page))} in a browser. Stop with Ctrl-C.", soft_wrap=True)
+        written = reporter.watch(every, _print_written)
     else:
-        done = reporter.write()
-    _tell(done)
-    if done.going and not watch:
-        console.print("[yellow]note:[/] with --watch, the page follows runs that go on")
-    for problem in done.problems:
-        console.print(f"[yellow]note:[/] {escape(str(problem.path))}: {escape(problem.words)}", soft_wrap=True)
-    if done.figures:
-        console.print(f"{len(done.figures)} figures in {escape(str(reporter.figure_folder))}", soft_wrap=True)
+        written = reporter.write()
+    _print_written(written)
+    if written.unfinished and not watch:
+        console.print("[yellow]note:[/] with --watch, the page follows unfinished runs")
+    for problem in written.problems:
+        console.print(f"[yellow]note:[/] {escape(str(problem.path))}: {escape(problem.message)}", soft_wrap=True)
+    if written.figures:
+        console.print(f"{len(written.figures)} figures in {escape(str(reporter.figure_directory))}", soft_wrap=True)
     if tensorboard is not None or mlflow is not None:
         _export(reporter.runs(), tensorboard, mlflow)
 
 
-def _tell(done: Report) -> None:
-    going = f", {done.going} not finished" if done.going else ""
-    runs = "1 run" if done.runs == 1 else f"{done.runs} runs"
-    console.print(f"{runs}{going}: {escape(str(done.page))}", soft_wrap=True)
+def _print_written(written: Report) -> None:
+    unfinished = f", {written.unfinished} not finished" if written.unfinished else ""
+    runs = "1 run" if written.runs == 1 else f"{written.runs} runs"
+    console.print(f"{runs}{unfinished}: {escape(str(written.page))}", soft_wrap=True)
 
 
-def _export(runs: list[Run], tensorboard: Path | None, mlflow: str | None) -> None:
+def _export(runs: list[RecordedRun], tensorboard: Path | None, mlflow: str | None) -> None:
+    from fedfa.report.exports import export_mlflow, export_tensorboard
+
     if tensorboard is not None:
-        from fedfa.report.tensorboard import export_tensorboard
-
         values = export_tensorboard(runs, tensorboard)
         console.print(f"{values} values for: tensorboard --logdir {escape(str(tensorboard))}", soft_wrap=True)
     if mlflow is not None:
-        from fedfa.report.mlflow import export_mlflow
-
         console.print(f"{export_mlflow(runs, mlflow)} runs logged to MLflow at {escape(mlflow)}", soft_wrap=True)

@@ -1,11 +1,10 @@
-"""`fedfa theory`: the paper's lemmas on the updates of real clients."""
+"""`fedfa theory`: check the paper's lemmas on real client updates."""
 
 from __future__ import annotations
 
 import json
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,29 +17,27 @@ from rich.table import Table
 from fedfa.errors import FedfaError, RunError
 
 if TYPE_CHECKING:
-    from fedfa.insight.theory import Finding
-    from fedfa.learning.server import ServerState
-    from fedfa.learning.tensors import PartTensors
-    from fedfa.studies.settings import Settings
+    from fedfa.diagnostics.theory import Finding
+    from fedfa.experiment.config import Config
+    from fedfa.learning.round import ServerState
+    from fedfa.learning.tensors import ComponentTensors
 
 STATEMENT = (
-    "Compared are differences between two clients of one round, for every pair and class.",
-    "Lemma 1, on the updates of their classifiers, assumes that within a class of one client the mean of p·h is the "
-    "product of the means of p and h. Each client's own n stands for the lemma's equal n, and the lemma is summed over "
-    'the steps that a client really makes. "Exact steps" are the steps along the gradient of the cross-entropy: what '
-    "lies between them and the update is weight decay, momentum or calibration; what lies between them and the lemma "
-    "is its assumption.",
-    "Lemma 2, on the change of their mean features of a class that both hold, is exact where features are free "
-    "variables. That they move through the weights of the extractor is left out: look at the cosine, and at the length "
-    "beside it.",
+    "The tables compare differences between two clients of one round, for every pair and class.",
+    "Lemma 1 (classifier updates) assumes that within a class of one client the mean of p·h is the product of the "
+    "means of p and h. Each client's own n replaces the lemma's equal n. The lemma is summed over the client's steps. "
+    '"Exact steps" follow the gradient of the cross-entropy: they differ from the update by weight decay, momentum or '
+    "calibration, and from the lemma by its assumption.",
+    "Lemma 2 (change of the mean features of a class that both clients have) is exact if features are free variables. "
+    "It ignores that they move through the weights of the extractor: compare the cosine and the length.",
 )
 
-CLASSES = {"all": "all", "both": "both hold", "one": "one holds", "none": "none holds"}
+CLASSES = {"all": "all", "both": "in both", "one": "in one", "none": "in neither"}
 
 
 def run_theory(
     console: Console,
-    folder: Path | None,
+    run_directory: Path | None,
     layers: tuple[Mapping[str, Any], ...],
     after: int,
     clients: int,
@@ -50,23 +47,22 @@ def run_theory(
 
     Args:
         console: Where to print.
-        folder: A run; its last checkpoint is where the clients start.
-        layers: Settings, if there is no run.
-        after: Rounds to train before, from settings.
-        clients: How many clients of the round are compared.
-        out: A file for the figures behind the table.
+        run_directory: A run; clients start from its last checkpoint.
+        layers: The configuration, if there is no run.
+        after: Rounds to train first, without a run.
+        clients: Number of clients to compare.
+        out: A JSON file for the numbers of the tables.
     """
-    from fedfa.studies.files import write_atomically
-    from fedfa.studies.settings import Settings
+    from fedfa.experiment.config import Config
+    from fedfa.experiment.files import write_atomically
 
-    if out is not None:  # before the work, not after it
-        _make_room(out)
+    if out is not None:  # fail before training, not after it
+        _check_writable(out)
     with console.status("training the clients of one round, twice"):
-        if folder is not None:
-            found, where = _of_run(folder, clients)
+        if run_directory is not None:
+            found, where = _of_run(run_directory, clients)
         else:
-            settings = Settings.resolve(*layers)
-            found, where = _of_settings(settings, after, clients)
+            found, where = _of_config(Config.resolve(*layers), after, clients)
     for paragraph in STATEMENT:
         console.print(f"{paragraph}\n", highlight=False)
     console.print(f"{escape(where)}\n", highlight=False, soft_wrap=True)
@@ -79,12 +75,12 @@ def run_theory(
         for name in ("number", "deviation", "90 %", "cosine", "length"):
             table.add_column(name, min_width=6, justify="right", no_wrap=True)
         for row in group:
-            values = (_words(row[key]) for key in ("deviation", "deviation_90", "cosine", "length"))
+            values = (_format(row[key]) for key in ("deviation", "deviation_90", "cosine", "length"))
             table.add_row(row["true"], row["predicted"], CLASSES[row["classes"]], str(row["number"]), *values)
         console.print(table)
         console.print()
     if all(row["lemma"] == 1 for row in rows):
-        console.print("Lemma 2: no two of these clients hold the same class; take more of them (--clients).\n")
+        console.print("Lemma 2: no two of these clients have a class in common; increase --clients.\n")
     console.print(
         "deviation: |prediction - truth| / |truth|, the median and the 90 % quantile;\n"
         "cosine, and length |truth| / |prediction|: medians.",
@@ -94,17 +90,17 @@ def run_theory(
         write_atomically(out, json.dumps({"where": where, "rows": rows}, indent=2) + "\n")
 
 
-def _make_room(file: Path) -> None:
+def _check_writable(file: Path) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FedfaError(f"cannot write {file}: {error.strerror}; choose another --out") from None
     if file.is_dir():
-        raise FedfaError(f"cannot write {file}: it is a folder; name a file, e.g. --out {file / 'theory.json'}")
+        raise FedfaError(f"cannot write {file}: it is a directory; name a file, e.g. --out {file / 'theory.json'}")
 
 
 def figures(finding: Finding) -> dict[str, Any]:
-    """The figures of one line of the table."""
+    """Return the numbers of one table row."""
     agreement = finding.agreement
 
     def quantile(values: torch.Tensor, share: float) -> float | None:
@@ -125,7 +121,7 @@ def figures(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _words(value: float | None) -> str:
+def _format(value: float | None) -> str:
     if value is None:
         return "-"
     if 0 < abs(value) < 5e-4:
@@ -134,55 +130,50 @@ def _words(value: float | None) -> str:
 
 
 def _of_run(path: Path, clients: int) -> tuple[list[Finding], str]:
-    """From the last checkpoint of a run."""
-    from fedfa.studies.folder import RunFolder
+    """Check the lemmas at the last checkpoint of a run."""
+    from fedfa.experiment.run_directory import RunDirectory
 
-    folder = RunFolder(path)
-    settings, state = folder.settings(), folder.saved()
+    directory = RunDirectory(path)
+    config, state = directory.config(), directory.saved()
     if state is None:
         raise RunError(
-            f"{path} has no checkpoint.safetensors, only settings or a record: give a run folder with a saved round, "
-            "or --preset NAME"
+            f"{path} has no checkpoint.safetensors; name a run directory with a checkpoint, or use --preset NAME"
         )
-    return _check(settings, state, folder.load_kept, clients)
+    return _check(config, state, directory.load_client_state, clients)
 
 
-def _of_settings(settings: Settings, after: int, clients: int) -> tuple[list[Finding], str]:
-    """From the initial model, or after some rounds of training."""
-    from fedfa.studies.run import run
+def _of_config(config: Config, after: int, clients: int) -> tuple[list[Finding], str]:
+    """Check the lemmas at the initial model, or after some rounds."""
+    from fedfa.experiment.run import run
 
     if after == 0:
-        return _check(settings, None, lambda _: {}, clients)
-    with tempfile.TemporaryDirectory() as place:
-        trained = settings.model_copy(update={"rounds": after})
-        return _of_run(run(trained, Path(place) / "run").folder, clients)
+        return _check(config, None, lambda _: {}, clients)
+    with tempfile.TemporaryDirectory() as temporary:
+        trained = config.model_copy(update={"rounds": after})
+        return _of_run(run(trained, Path(temporary) / "run").directory, clients)
 
 
 def _check(
-    settings: Settings, state: ServerState | None, kept: Callable[[int], PartTensors], clients: int
+    config: Config, state: ServerState | None, client_state: Callable[[int], ComponentTensors], clients: int
 ) -> tuple[list[Finding], str]:
-    from fedfa.insight.theory import Lemmas, check_lemmas
-    from fedfa.learning.recipe import Recipe
-    from fedfa.studies.setup import prepare
+    from fedfa.diagnostics.theory import Lemmas, check_lemmas
+    from fedfa.experiment.build import single_thread
+    from fedfa.experiment.experiment import Experiment
 
-    laboratory = prepare(settings)
-    if laboratory.recipe.pools_data:
-        raise FedfaError(f"{settings.algorithm.recipe!r} has no clients to compare; choose another method")
-    recipe = Recipe([*laboratory.recipe.parts, Lemmas()], laboratory.recipe.title)
-    laboratory = replace(laboratory, recipe=recipe)
-    state = state or laboratory.initial_state()
-    cohort = laboratory.cohort(state.round)[:clients]
-    plan = laboratory.plan(state, settings.local.in_round(state.round))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    engine = laboratory.engine(state)
-    try:
-        found = check_lemmas(engine, plan, cohort, kept)
-    finally:
-        engine.close()
-        torch.set_num_threads(threads)
+    experiment = Experiment.from_config(config, extra=[Lemmas()])
+    if experiment.algorithm.pools_data:
+        raise FedfaError(f"{config.algorithm.name!r} has no clients to compare; choose another algorithm")
+    state = state or experiment.state
+    cohort = experiment.cohort(state.round)[:clients]
+    plan = experiment.plan(state, config.local.in_round(state.round))
+    with single_thread():
+        engine = experiment.engine()
+        try:
+            found = check_lemmas(engine, plan, cohort, client_state)
+        finally:
+            engine.close()
     return found, (
-        f"{settings.algorithm.recipe} on {laboratory.federation.dataset.name}, {len(cohort)} clients of round "
-        f"{state.round + 1}, each {plan.local.epochs} epochs of batches of {plan.local.batch_size} at learning rate "
-        f"{plan.local.lr:g}."
+        f"{config.algorithm.name} on {experiment.federation.dataset.name}, {len(cohort)} clients of round "
+        f"{state.round + 1}: {plan.local.epochs} epochs, batch size {plan.local.batch_size}, "
+        f"learning rate {plan.local.lr:g}."
     )

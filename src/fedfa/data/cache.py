@@ -1,7 +1,7 @@
-"""Converted data sets on disk: one folder each, complete or absent, memory-mapped when opened.
+"""Cache of converted data sets: one folder each, complete or absent, memory-mapped when opened.
 
-A folder holds one ``.npy`` file per array, ``manifest.json`` and ``checked.json``. The latter notes size and time of
-each array file when its checksum was last verified: an untouched file is trusted at once, any other is read again.
+A folder holds one ``.npy`` file per array, ``manifest.json`` and ``checked.json``. The latter records size and time of
+each array file when its checksum was last verified: an unchanged file is trusted, any other is verified again.
 """
 
 from __future__ import annotations
@@ -19,21 +19,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedfa.data.decoded import Array, Decoded, digest, digests, fingerprint
-from fedfa.data.locks import locked
 from fedfa.data.normalise import Normalisation
+from fedfa.data.raw import Array, RawDataSet, digest
 from fedfa.data.samples import DataSet, Samples
 from fedfa.errors import DataError
 
 log = logging.getLogger(__name__)
 
-#: Part of the folder's name; raise it when the form on disk or a renderer changes.
+#: Version in the folder's name; increase it when the format on disk or a renderer changes.
 FORM = 1
 ENVIRONMENT_VARIABLE = "FEDFA_DATA"
 
 
 def data_directory(given: Path | None = None) -> Path:
-    """Where data is kept: what the caller says, else ``FEDFA_DATA``, else ``~/.cache/fedfa``."""
+    """The given data directory, else ``FEDFA_DATA``, else ``~/.cache/fedfa``."""
     if given is not None:
         return Path(given).expanduser()
     named = os.environ.get(ENVIRONMENT_VARIABLE)
@@ -47,51 +46,59 @@ def folder_of(directory: Path, name: str) -> Path:
 
 @contextmanager
 def locked_for(directory: Path, name: str) -> Iterator[None]:
-    """Hold a data set's lock while it is obtained.
+    """Hold a data set's lock, so that no two processes convert it at once.
 
     Raises:
-        DataError: Nothing can be kept there.
+        DataError: The directory cannot be written.
     """
-    lock = directory / "sets" / f".{name}.lock"
+    from filelock import FileLock, Timeout  # here, because it loads asyncio, which opening a cached set does not need
+
+    path = directory / "sets" / f".{name}.lock"
+    lock = FileLock(path)
     try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        lock.touch()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            log.info("waiting for another process that holds %s", path)
+            lock.acquire()
     except OSError as error:
         raise DataError(
-            f"{directory}: cannot keep data there ({error.strerror}); name another folder with --data-dir or "
+            f"{directory}: cannot store data there ({error.strerror}); name another folder with --data-dir or "
             f"{ENVIRONMENT_VARIABLE}"
         ) from error
-    with locked(lock):
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def is_cached(directory: Path, name: str) -> bool:
-    """Whether a converted copy is there (it is checked when opened)."""
+    """Whether a converted copy exists; it is verified when opened."""
     return (folder_of(directory, name) / "manifest.json").is_file()
 
 
-def write(decoded: Decoded, name: str, directory: Path, manifest: Mapping[str, object], replace: bool = False) -> None:
-    """Store a data set; it appears under its name whole or not at all."""
+def write(raw: RawDataSet, name: str, directory: Path, manifest: Mapping[str, object], replace: bool = False) -> None:
+    """Store a data set under its name, completely or not at all."""
     target = folder_of(directory, name)
     target.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=target.parent))
     aside = building.with_name(f"{building.name}.old")
     try:
         arrays: dict[str, object] = {}
-        sums = digests(decoded)
-        for array, values in decoded.named():
+        digests = raw.digests()
+        for array, values in raw.named():
             with (building / f"{array}.npy").open("wb") as file:
                 np.save(file, values, allow_pickle=False)
                 file.flush()
                 os.fsync(file.fileno())
-            arrays[array] = {"dtype": str(values.dtype), "shape": list(values.shape), "sha256": sums[array]}
-        shapes = {array: list(values.shape) for array, values in decoded.named()}
+            arrays[array] = {"dtype": str(values.dtype), "shape": list(values.shape), "sha256": digests[array]}
         complete = {
             **manifest,
             "name": name,
             "form": FORM,
-            "fingerprint": fingerprint(sums, shapes),
-            "normalisation": statistics(decoded.train.inputs),
+            "fingerprint": raw.fingerprint(digests),
+            "normalisation": statistics(raw.train.inputs).to_dict(),
             "arrays": arrays,
         }
         _write_json(building / "manifest.json", complete)
@@ -102,50 +109,44 @@ def write(decoded: Decoded, name: str, directory: Path, manifest: Mapping[str, o
         try:
             building.rename(target)
         except OSError:
-            if aside.exists():  # better the old one than none
+            if aside.exists():  # restore the old copy
                 aside.rename(target)
             if not (target / "manifest.json").is_file():
                 raise
-            log.debug("another process stored %s meanwhile", name)  # only without locks
+            log.debug("another process stored %s first", name)  # file systems without locks
     finally:
         shutil.rmtree(building, ignore_errors=True)
         shutil.rmtree(aside, ignore_errors=True)
 
 
 def open_cached(directory: Path, name: str) -> DataSet:
-    """Open a stored data set: pages are mapped, shared with other processes and read when touched."""
+    """Open a stored data set. It is memory-mapped: pages are read on access and shared between processes."""
     folder = folder_of(directory, name)
     manifest = _read_json(folder / "manifest.json")
     arrays = manifest["arrays"]
     _check(folder, arrays)
     mapped = {array: _map(folder / f"{array}.npy", about) for array, about in arrays.items()}
 
-    def part(which: str) -> Samples:
-        inputs, labels = mapped[f"{which}.inputs"], mapped[f"{which}.labels"]
-        return Samples(inputs, labels, mapped.get(f"{which}.domains"), mapped.get(f"{which}.writers"))
+    def samples(part: str) -> Samples:
+        inputs, labels = mapped[f"{part}.inputs"], mapped[f"{part}.labels"]
+        return Samples(inputs, labels, mapped.get(f"{part}.domains"), mapped.get(f"{part}.writers"))
 
-    constants = manifest["normalisation"]
     return DataSet(
         name=name,
-        train=part("train"),
-        test=part("test"),
+        train=samples("train"),
+        test=samples("test"),
         classes=tuple(manifest["classes"]),
         domains=tuple(manifest.get("domains", ())),
-        normalisation=Normalisation(tuple(constants["mean"]), tuple(constants["std"])),
+        normalisation=Normalisation.from_dict(manifest["normalisation"]),
         fingerprint=str(manifest["fingerprint"]),
         manifest=manifest,
     )
 
 
-def remove(directory: Path, name: str) -> None:
-    """Forget a stored data set."""
-    shutil.rmtree(folder_of(directory, name), ignore_errors=True)
-
-
-def statistics(inputs: Array) -> dict[str, list[float]]:
+def statistics(inputs: Array) -> Normalisation:
     """Mean and standard deviation per channel, exactly, from the counts of the 256 values; empty for other data."""
     if inputs.dtype != np.uint8:
-        return {"mean": [], "std": []}
+        return Normalisation()
     values = np.arange(256) / 255
     means, deviations = [], []
     for channel in range(inputs.shape[-1]):
@@ -156,14 +157,14 @@ def statistics(inputs: Array) -> dict[str, list[float]]:
         means.append(round(mean, 6))
         deviation = float(np.sqrt((counts * (values - mean) ** 2).sum() / counts.sum()))
         deviations.append(round(deviation, 6) or 1.0)  # a constant channel is only shifted
-    return {"mean": means, "std": deviations}
+    return Normalisation(tuple(means), tuple(deviations))
 
 
 def _map(path: Path, about: Mapping[str, object]) -> torch.Tensor:
-    # Copy-on-write: torch accepts it as writable, a stray write stays private, and untouched pages stay shared.
+    # Copy-on-write: torch requires a writable array, an accidental write stays private, other pages stay shared.
     values = np.load(path, mmap_mode="c", allow_pickle=False)
     if str(values.dtype) != about["dtype"] or list(values.shape) != about["shape"]:
-        raise DataError(f"{path}: holds {values.dtype} {list(values.shape)}, not what its manifest says; {_REPAIR}")
+        raise DataError(f"{path}: holds {values.dtype} {list(values.shape)}, unlike its manifest; {_REPAIR}")
     return torch.from_numpy(values)
 
 
@@ -171,7 +172,7 @@ _REPAIR = "delete that folder, or get the set again with `fedfa data get NAME --
 
 
 def _check(folder: Path, arrays: Mapping[str, Mapping[str, object]]) -> None:
-    """Refuse array files that changed since they were verified, unless their content is still right."""
+    """Refuse array files that changed since they were verified, unless their checksum is still right."""
     try:
         known = _read_json(folder / "checked.json")
         now = _stamps(folder, list(arrays))
@@ -189,8 +190,8 @@ def _check(folder: Path, arrays: Mapping[str, Mapping[str, object]]) -> None:
     if changed:
         try:
             _write_json(folder / "checked.json", now)
-        except OSError:  # a cache that we may only read: check again next time
-            log.debug("cannot note the check of %s", folder)
+        except OSError:  # a read-only cache: verify again next time
+            log.debug("cannot record the verification of %s", folder)
 
 
 def _stamps(folder: Path, arrays: list[str]) -> dict[str, object]:
@@ -215,5 +216,5 @@ def _read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise DataError(f"{path}: not readable as JSON; {_REPAIR}") from error
     if not isinstance(content, dict):
-        raise DataError(f"{path}: not what it should be; {_REPAIR}")
+        raise DataError(f"{path}: not a JSON object; {_REPAIR}")
     return content

@@ -1,20 +1,32 @@
-"""A data set split over clients: what the training loop sees of data."""
+"""A data set split over clients: the training loop's view of data."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedfa.data.normalise import Normalisation
-from fedfa.data.partitions import AnyPartition, Partition, partition
-from fedfa.data.samples import DataSet, Samples
+from fedfa.data.partitions import (
+    AnyPartition,
+    IntArray,
+    Partition,
+    number_of_clients,
+    parse_partition,
+    partition,
+    partition_text,
+)
+from fedfa.data.samples import DataOrigin, DataSet, Samples
+from fedfa.data.split_summary import SplitSummary, summary
 
 
 class ClientSamples:
-    """One client's share. Making one costs nothing: indices are a view, the rest is computed when asked for."""
+    """The samples of one client. Creating one is cheap: indices are a view, everything else is computed on demand."""
 
     __slots__ = ("__dict__", "_normalisation", "_num_classes", "_samples", "positions")
 
@@ -25,13 +37,16 @@ class ClientSamples:
         #: Positions of the client's samples among all training samples.
         self.positions = positions
 
-    @property
-    def size(self) -> int:
-        """How many samples the client holds."""
-        return len(self.positions)
-
     def __len__(self) -> int:
         return self.size
+
+    def __repr__(self) -> str:
+        return f"<ClientSamples: {self.size:,} samples of {int((self.label_counts > 0).sum())} classes>"
+
+    @property
+    def size(self) -> int:
+        """Number of samples."""
+        return len(self.positions)
 
     @cached_property
     def labels(self) -> Tensor:
@@ -40,11 +55,11 @@ class ClientSamples:
 
     @cached_property
     def label_counts(self) -> Tensor:
-        """How many samples of each class the client holds, ``int64 [classes]``."""
+        """Number of samples of each class, ``int64 [classes]``."""
         return torch.bincount(self.labels, minlength=self._num_classes)
 
     def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalised inputs and labels at some positions of this client's own samples."""
+        """Normalised inputs and labels at some positions of this client's samples."""
         return self.at(self.positions[positions])
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,28 +68,88 @@ class ClientSamples:
         return self._normalisation.batch(inputs), self._samples.labels.index_select(0, positions)
 
 
-class Federation:
-    """A data set and the split of its training samples over clients.
+@dataclass(frozen=True, kw_only=True)
+class FederationOrigin(DataOrigin):
+    """How a federation was made: the data set's origin and the arguments of :meth:`DataSet.split`.
 
-    Example:
-        >>> from fedfa.data import load, parse_partition
-        >>> federation = Federation.split(load("digits"), parse_partition("shards:2"), clients=10, seed=1)
-        >>> len(federation), federation.client(0).size
-        (10, 144)
+    Attributes:
+        partition: Specification of the partition.
+        clients: Number of clients.
+        seed: Seed of the split.
     """
 
-    def __init__(self, dataset: DataSet, partition: Partition) -> None:
+    partition: AnyPartition
+    clients: int
+    seed: int
+
+    def rebuild(self, offline: bool = False) -> Federation:
+        """Load the data again and split them as before."""
+        from fedfa.data.loading import load  # heavy: imports every data set's definition
+
+        dataset = load(self.name, data_dir=Path(self.data_dir) if self.data_dir else None, offline=offline)
+        return dataset.normalised(self.normalisation).split(self.partition, self.clients, self.seed)
+
+
+class Federation:
+    """A data set and the split of its training samples over clients; made by :meth:`DataSet.split`.
+
+    Attributes:
+        dataset: The data set.
+        partition: Positions of every client's samples.
+        origin: How to rebuild it; None where the data or the partition were given in Python.
+
+    Example:
+        >>> from fedfa.data import load
+        >>> federation = load("digits").split("shards:2", clients=10)
+        >>> len(federation), federation[0].size, [client.size for client in federation][:3]
+        (10, 144, [144, 144, 145])
+    """
+
+    def __init__(self, dataset: DataSet, partition: Partition, origin: FederationOrigin | None = None) -> None:
         self.dataset = dataset
         self.partition = partition
+        self.origin = origin
         self._order = torch.from_numpy(partition.order)
 
     @classmethod
-    def split(cls, dataset: DataSet, spec: AnyPartition, clients: int | None, seed: int) -> Federation:
-        """Split a data set; the arguments are those of :func:`fedfa.data.partition`."""
-        return cls(dataset, partition(dataset.train, spec, clients, dataset.num_classes, seed))
+    def of(cls, dataset: DataSet, spec: str | AnyPartition, clients: int | None, seed: int) -> Federation:
+        """See :meth:`DataSet.split`."""
+        spec = parse_partition(spec) if isinstance(spec, str) else spec
+        split = partition(dataset.train, spec, number_of_clients(spec, clients), dataset.num_classes, seed)
+        loaded = dataset.origin
+        if loaded is None:
+            return cls(dataset, split)
+        return cls(dataset, split, FederationOrigin(**vars(loaded), partition=spec, clients=len(split), seed=seed))
 
     def __len__(self) -> int:
         return len(self.partition)
+
+    def __getitem__(self, number: int) -> ClientSamples:
+        return self.client(number)
+
+    def __iter__(self) -> Iterator[ClientSamples]:
+        return (self.client(number) for number in range(len(self)))
+
+    def __repr__(self) -> str:
+        made = f", {partition_text(self.origin.partition)}, seed {self.origin.seed}" if self.origin else ""
+        return (
+            f"<Federation {self.dataset.name}: {len(self):,} clients{made}; {len(self.partition.order):,} samples, "
+            f"{self.sizes.min():,} to {self.sizes.max():,} per client>"
+        )
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients."""
+        return len(self)
+
+    @property
+    def sizes(self) -> IntArray:
+        """Number of samples of each client."""
+        return self.partition.sizes
+
+    def summary(self) -> SplitSummary:
+        """Key figures of the split; ``str`` of it is one line."""
+        return summary(self)
 
     def pooled(self) -> Federation:
         """The same data with one client that holds the samples of all."""
@@ -82,12 +157,12 @@ class Federation:
         return Federation(self.dataset, Partition(order, np.array([0, len(order)], dtype=self.partition.offsets.dtype)))
 
     def test_of(self, number: int) -> Samples:
-        """The test samples of the domains that a client has data of; all of them where there is one domain."""
+        """The test samples of the client's domains; all of them where there is one domain."""
         train, test = self.dataset.train, self.dataset.test
         if train.domains is None or test.domains is None or len(self.dataset.domains) < 2:
             return test
-        own = torch.unique(train.domains[self.client(number).positions])
-        chosen = torch.isin(test.domains, own).nonzero().squeeze(1)
+        held = torch.unique(train.domains[self.client(number).positions])
+        chosen = torch.isin(test.domains, held).nonzero().squeeze(1)
         return Samples(test.inputs[chosen], test.labels[chosen], domains=test.domains[chosen])
 
     def client(self, number: int) -> ClientSamples:

@@ -1,27 +1,25 @@
-"""Finding, obtaining, checking, caching and opening data sets."""
+"""Find, download, verify, cache and open data sets."""
 
 from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from fedfa.data import cache
-from fedfa.data.decoded import Decoded
-from fedfa.data.finding import NotHereError
-from fedfa.data.known import KnownSet, Parts, Progress, Unavailable, no_progress
-from fedfa.data.own import from_path
-from fedfa.data.samples import DataSet
-from fedfa.data.sets import KNOWN
+from fedfa.data.definition import DataSetDefinition, Progress, Unavailable, no_progress
+from fedfa.data.file_finder import FilesNotFoundError
+from fedfa.data.raw import RawDataSet
+from fedfa.data.samples import DataOrigin, DataSet
+from fedfa.data.sets import DEFINITIONS
+from fedfa.data.user_data import from_path
 from fedfa.errors import DataError
 
 log = logging.getLogger(__name__)
 
-#: Where Debian's data set packages put their files.
+#: Folder of the files of Debian's data set packages.
 SYSTEM_COPIES = Path("/usr/share/datasets")
 
 
@@ -37,168 +35,158 @@ def load(
 ) -> DataSet:
     """Load a data set by name, or the user's own from a path.
 
-    The first time it is searched for in the data directory, among the system's copies and at its providers, checked
-    against what is known of it and converted; from then on it is opened from the cache.
+    The first call searches the data directory, the system's copies and the set's providers, verifies the content and
+    converts it; later calls open it from the cache.
 
     Args:
         name: A name from :func:`known_names`, or the path of an ``.npz`` file or of a folder of class folders.
-        data_dir: Where data is kept; default: the environment variable ``FEDFA_DATA``, else ``~/.cache/fedfa``.
-        offline: Make no network call whatsoever.
-        source: Read the set's files from this folder and look nowhere else.
-        again: Obtain it anew although it is cached.
-        unverified: Accept content that is not the known one; the manifest then says so.
-        progress: Told about downloads.
+        data_dir: Data directory; default: the environment variable ``FEDFA_DATA``, else ``~/.cache/fedfa``.
+        offline: Make no network call.
+        source: Read the set's files from this folder only.
+        again: Obtain it anew even if it is cached.
+        unverified: Accept unknown content; the manifest records it.
+        progress: Called during downloads.
 
     Raises:
-        DataError: Not found, not obtainable or not the right content; says what was tried and what to do.
+        DataError: Not found, not obtainable or not the right content; lists what was tried and what to do.
 
     Example:
-        >>> digits = load("digits")
-        >>> len(digits.train), digits.classes[:3]
-        (1442, ('0', '1', '2'))
+        >>> load("digits")
+        <DataSet digits: 1,442 training + 355 test images of 8×8×1, 10 classes>
     """
     directory = cache.data_directory(data_dir)
-    if name not in KNOWN:
-        if source is not None and Path(name).expanduser().exists():
-            raise DataError(
-                f"{name!r} is no known data set; a file or folder of yours is read where it is, without --from"
-            )
-        return from_path(name, directory, again=again)
-    search = _Search(directory, offline, source, unverified, progress)
-    return search.open(KNOWN[name], again=again)
+    origin = DataOrigin(name, data_dir=None if data_dir is None else str(directory.absolute()))
+    if name in DEFINITIONS:
+        search = _Search(directory, offline, source, unverified, progress)
+        return search.open(DEFINITIONS[name], again=again).with_origin(origin)
+    path = Path(name).expanduser()
+    if not path.exists():
+        raise DataError(
+            f"{name!r} is neither a known data set nor a path that exists. Known are: {', '.join(DEFINITIONS)}. "
+            "A path names an .npz file or a folder of class folders."
+        )
+    if source is not None:
+        raise DataError(f"{name!r} is no known data set; your own file or folder is read directly, without --from")
+    return from_path(path.resolve(), directory, again=again).with_origin(replace(origin, name=str(path.resolve())))
 
 
 def known_names() -> tuple[str, ...]:
-    """Names that :func:`load` knows."""
-    return tuple(KNOWN)
+    """Names of the data sets that :func:`load` knows."""
+    return tuple(DEFINITIONS)
 
 
 @dataclass(frozen=True)
 class _Search:
-    """One call of :func:`load`: its settings, and the steps of the search."""
+    """One call of :func:`load`: its arguments and the steps of the search."""
 
     directory: Path
     offline: bool
     source: Path | None
     unverified: bool
     progress: Progress
-    is_part: bool = False
+    is_component: bool = False
 
-    def open(self, known: KnownSet, again: bool = False) -> DataSet:
-        """Open from the cache, after obtaining it where needed."""
-        if again or not cache.is_cached(self.directory, known.name):
-            with cache.locked_for(self.directory, known.name):
-                # Another process may have made it while this one waited for the lock.
-                if again or not cache.is_cached(self.directory, known.name):
-                    decoded, where, edition = self._find(known)
-                    manifest = _manifest(known, decoded, where, edition)
-                    cache.write(decoded, known.name, self.directory, manifest, replace=again)
-                    log.info("stored %s from %s in %s", known.name, where, self.directory)
-        return cache.open_cached(self.directory, known.name)
+    def open(self, definition: DataSetDefinition, again: bool = False) -> DataSet:
+        """Open from the cache; obtain it first where needed."""
+        name = definition.name
+        if again or not cache.is_cached(self.directory, name):
+            with cache.locked_for(self.directory, name):
+                # Another process may have stored it while this one waited for the lock.
+                if again or not cache.is_cached(self.directory, name):
+                    raw, where, edition = self._find(definition)
+                    manifest = _manifest(definition, raw, where, edition)
+                    cache.write(raw, name, self.directory, manifest, replace=again)
+                    log.info("stored %s from %s in %s", name, where, self.directory)
+        return cache.open_cached(self.directory, name)
 
-    def _part(self, name: str) -> DataSet:
-        """Open a set that the wanted one is made of; a given folder may hold it, but need not."""
-        return replace(self, is_part=True).open(KNOWN[name])
+    def _load_component(self, name: str) -> DataSet:
+        """Load a set that the wanted one is built from; a given folder may hold it, but need not."""
+        return replace(self, is_component=True).open(DEFINITIONS[name])
 
-    def _find(self, known: KnownSet) -> tuple[Decoded, str, str]:
-        """The set's content, where it came from and which edition it is."""
-        if known.make is not None:
-            decoded = known.make(self._part)
-            return decoded, f"made here: {known.made_of}", self._accept(known, decoded)
-        if self.source is not None and not self.is_part:
-            decoded = _from_source(known, self.source, self._part)
-            return decoded, "files of the user", self._accept(known, decoded)
+    def _find(self, definition: DataSetDefinition) -> tuple[RawDataSet, str, str]:
+        """The set's content, its source and its edition."""
+        read = partial(definition.read, load=self._load_component)
+        if definition.make is not None:
+            raw = definition.make(self._load_component)
+            return raw, f"made here: {definition.made_of}", self._accept(definition, raw)
+        if self.source is not None and not self.is_component:
+            raw = self._from_source(definition, self.source)
+            return raw, "files of the user", self._accept(definition, raw)
         tried: list[str] = []
-        for label, folder in self._folders(known):
+        for label, folder in self._folders(definition):
             try:
-                decoded = known.read(folder, self._part)
-                return decoded, label, self._accept(known, decoded)
-            except NotHereError:
+                raw = read(folder)
+                return raw, label, self._accept(definition, raw)
+            except FilesNotFoundError:
                 tried.append(f"{label} ({folder}): not there")
             except DataError as error:
                 log.warning("%s", error)
                 tried.append(f"{label}: {error}")
         if self.offline:
             tried.append("network: not tried, because offline is set")
-        else:
-            for provider in known.providers:
-                try:
-                    with tempfile.TemporaryDirectory(prefix="fedfa-") as workspace:
-                        decoded = provider.obtain(known, Path(workspace), self._part, self.progress)
-                        return decoded, provider.label, self._accept(known, decoded)
-                except (Unavailable, NotHereError, DataError) as error:
-                    log.info("%s: %s", provider.label, error)
-                    tried.append(f"{provider.label}: {error}")
-        raise DataError(_advice(known, self.directory, tried))
+        for provider in () if self.offline else definition.providers:
+            try:
+                with tempfile.TemporaryDirectory(prefix="fedfa-") as workspace:
+                    raw = provider.obtain(Path(workspace), read, self.progress)
+                    return raw, provider.label, self._accept(definition, raw)
+            except (Unavailable, FilesNotFoundError, DataError) as error:
+                log.info("%s: %s", provider.label, error)
+                tried.append(f"{provider.label}: {error}")
+        name = definition.name
+        raise DataError(
+            "\n  - ".join([f"{name} is not here and could not be obtained. Tried:", *tried])
+            + f"\nWhat to do:\n  - put its files into {self.directory / name}, or run: "
+            f"fedfa data get {name} --from FOLDER\n    {_files_needed(definition)}\n"
+            f"  - they are described at {definition.homepage}"
+        )
 
-    def _folders(self, known: KnownSet) -> list[tuple[str, Path]]:
-        """Folders on this machine to look in: files the user put into the data directory, then the system's copy."""
+    def _from_source(self, definition: DataSetDefinition, source: Path) -> RawDataSet:
+        if not source.is_dir():
+            raise DataError(f"{source}: no such folder; --from names a folder with the files of {definition.name}")
+        try:
+            return definition.read(source, self._load_component)
+        except FilesNotFoundError as error:
+            raise DataError(
+                f"{source}: no files of {definition.name} there; not found: {error}. {_files_needed(definition)}"
+            ) from error
+
+    def _folders(self, definition: DataSetDefinition) -> list[tuple[str, Path]]:
+        """Local folders to search: a given one, the data directory, the system's copy."""
         folders = [] if self.source is None else [("the given folder", self.source)]
         folders.append(("data directory", self.directory))
-        names = (known.name, *known.folders)
-        folders += [("system copy", SYSTEM_COPIES / name) for name in names if (SYSTEM_COPIES / name).is_dir()]
+        folders += [("system copy", SYSTEM_COPIES / name) for name in (definition.name, *definition.folders)]
         return [(label, folder) for label, folder in folders if folder.is_dir()]
 
-    def _accept(self, known: KnownSet, decoded: Decoded) -> str:
-        """Name of the edition that the content is, or refuse it."""
+    def _accept(self, definition: DataSetDefinition, raw: RawDataSet) -> str:
+        """Name of the content's edition; raises where the content is unknown."""
         try:
-            edition = known.verify(decoded)
+            edition = definition.verify(raw)
         except DataError as error:
-            # What is made here cannot be tampered with; another version of a library may have made it differently.
-            if not self.unverified and known.make is None:
+            # A generated set cannot be tampered with, but another version of a library may generate it differently.
+            if not self.unverified and definition.make is None:
                 raise
             log.warning("accepted although not the reference content: %s", error)
-            decoded.check_shapes(len(known.classes))
+            raw.check_shapes(len(definition.classes))
             return "unverified"
         return edition.name if edition else "made here"
 
 
-def _from_source(known: KnownSet, source: Path, parts: Parts) -> Decoded:
-    if not source.is_dir():
-        raise DataError(f"{source}: no such folder; --from names a folder that holds the files of {known.name}")
-    try:
-        return known.read(source, parts)
-    except NotHereError as error:
-        raise DataError(
-            f"{source}: no files of {known.name} there; looked for {error}. {_files_wanted(known)}"
-        ) from error
+def _files_needed(definition: DataSetDefinition) -> str:
+    return f"It is read from: {'; or '.join(reader.files for reader in definition.readers)}."
 
 
-def _files_wanted(known: KnownSet) -> str:
-    ways = "; or ".join(reader.files for reader in known.readers)
-    return f"It is read from: {ways}."
-
-
-def _advice(known: KnownSet, directory: Path, tried: list[str]) -> str:
-    lines = [f"{known.name} is not here and could not be obtained. Tried:", *(f"  - {what}" for what in tried)]
-    lines.append("What to do:")
-    lines.append(f"  - put its files into {directory / known.name}, or run: fedfa data get {known.name} --from FOLDER")
-    lines.append(f"    {_files_wanted(known)}")
-    lines.append(f"  - they are described at {known.homepage}")
-    return "\n".join(lines)
-
-
-def _manifest(known: KnownSet, decoded: Decoded, where: str, edition: str) -> Mapping[str, object]:
-    def about(part: str) -> dict[str, object]:
-        arrays = decoded.train if part == "train" else decoded.test
-        counts = np.bincount(arrays.labels.astype(np.int64), minlength=len(known.classes))
-        result: dict[str, object] = {"samples": len(arrays.inputs), "per_class": counts.tolist()}
-        if arrays.domains is not None:
-            result["per_domain"] = np.bincount(arrays.domains.astype(np.int64), minlength=len(known.domains)).tolist()
-        if arrays.writers is not None:
-            result["writers"] = len(np.unique(arrays.writers))
-        return result
-
+def _manifest(definition: DataSetDefinition, raw: RawDataSet, source: str, edition: str) -> dict[str, object]:
+    numbers = len(definition.classes), len(definition.domains)
     return {
-        "title": known.title,
-        "homepage": known.homepage,
-        "terms": known.terms,
-        "source": where,
+        "title": definition.title,
+        "homepage": definition.homepage,
+        "terms": definition.terms,
+        "source": source,
         "edition": edition,
-        "files": decoded.files,
-        "classes": list(known.classes),
-        "domains": list(known.domains),
-        "train": about("train"),
-        "test": about("test"),
-        **decoded.notes,
+        "files": raw.files,
+        "classes": list(definition.classes),
+        "domains": list(definition.domains),
+        "train": raw.train.counts(*numbers),
+        "test": raw.test.counts(*numbers),
+        **raw.notes,
     }

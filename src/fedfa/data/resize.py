@@ -1,4 +1,4 @@
-"""Resizing pictures in exact arithmetic, so that the result is the same to the bit on every machine."""
+"""Resizing of images in exact arithmetic, so that the result is bit-identical on every machine."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from fedfa.data.decoded import Array
+from fedfa.data.raw import Array
 
-#: Weights are whole multiples of this. A byte times two such weights fits the 53 bits of a double with room to spare,
-#: so every sum is exact in any order and no library's summation order can show.
+#: Weights are integers that sum to this. A byte times two such weights fits the 53 bits of a double, so every sum is
+#: exact and does not depend on a library's order of summation.
 _GRAIN = 1 << 14
 
 
@@ -35,7 +35,7 @@ def resize(images: Array, height: int, width: int) -> Array:
 
 @lru_cache(maxsize=64)
 def _weights(source: int, target: int) -> npt.NDArray[np.float64]:
-    """``[target, source]`` whole numbers whose rows sum to the grain."""
+    """``[target, source]`` integers whose rows sum to the grain."""
     scale = source / target
     reach = max(scale, 1.0)
     centres = (np.arange(target) + 0.5) * scale

@@ -1,20 +1,26 @@
-"""The two containers that everything else passes around: samples, and a data set of a training and a test part."""
+"""Samples, and data sets of training and test samples."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fedfa.data.normalise import Normalisation, named_normalisation
+from fedfa.data.preprocessing import InputKind, Preprocessing
 from fedfa.errors import DataError
 
+if TYPE_CHECKING:
+    from fedfa.data.federation import Federation
+    from fedfa.data.partitions import AnyPartition
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Samples:
-    """Inputs with their labels, and where known the domain and the writer of each.
+    """Inputs with their labels and, where known, the domain and the writer of each.
 
     Attributes:
         inputs: Images as ``uint8 [N, H, W, C]``; anything else as ``float32 [N, …]``.
@@ -31,13 +37,11 @@ class Samples:
     def __post_init__(self) -> None:
         if self.inputs.dtype not in (torch.uint8, torch.float32):
             raise DataError(f"inputs must be uint8 images or float32, not {self.inputs.dtype}")
-        if self.inputs.dtype == torch.uint8 and self.inputs.dim() != 4:
+        if self.is_image and self.inputs.dim() != 4:
             raise DataError(f"uint8 inputs are images of shape [N, H, W, C], not {list(self.inputs.shape)}")
         for name in ("labels", "domains", "writers"):
             values: Tensor | None = getattr(self, name)
-            if values is None:
-                continue
-            if values.dtype != torch.int64 or values.shape != (len(self.inputs),):
+            if values is not None and (values.dtype != torch.int64 or values.shape != (len(self.inputs),)):
                 raise DataError(
                     f"{name} must be int64 of shape [{len(self.inputs)}], "
                     f"not {values.dtype} of shape {list(values.shape)}"
@@ -45,6 +49,16 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    def __repr__(self) -> str:
+        known = "".join(f", with {name}" for name in ("domains", "writers") if getattr(self, name) is not None)
+        return f"<Samples: {len(self):,} {self.form}{known}>"
+
+    @property
+    def form(self) -> str:
+        """Description of the inputs: ``images of 28×28×1`` or ``inputs of shape (60,)``."""
+        shape = tuple(self.inputs.shape[1:])
+        return f"images of {'×'.join(map(str, shape))}" if self.is_image else f"inputs of shape {shape}"
 
     @property
     def is_image(self) -> bool:
@@ -60,7 +74,7 @@ class Samples:
         return tuple(self.inputs.shape[1:])
 
     def subset(self, positions: Tensor) -> Samples:
-        """The samples at some positions, copied."""
+        """A copy of the samples at some positions."""
         return Samples(
             self.inputs[positions],
             self.labels[positions],
@@ -69,19 +83,35 @@ class Samples:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class DataSet:
-    """A named data set: training and test samples, and all that a run's record must say about them.
+@dataclass(frozen=True)
+class DataOrigin:
+    """How a data set was loaded, so that it can be loaded again.
 
     Attributes:
-        name: Name it was loaded by.
-        train: Training samples, the ones that are split over clients.
+        name: Name of the data set, or the absolute path of the user's own.
+        normalisation: Name of the normalisation, a key of :data:`fedfa.data.NORMALISATIONS`.
+        data_dir: Data directory that was given to :func:`fedfa.data.load`, or None.
+    """
+
+    name: str
+    normalisation: str = "dataset"
+    data_dir: str | None = None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DataSet:
+    """A named data set: training and test samples, and what the record of a run states about them.
+
+    Attributes:
+        name: Name of the data set; of a path, its stem.
+        train: Training samples, which are split over clients.
         test: Test samples.
         classes: Names of the classes; label ``i`` is ``classes[i]``.
         domains: Names of the domains, empty when there is only one.
         normalisation: Constants that batches are normalised with.
         fingerprint: Checksum of the content, equal for equal samples in equal order.
-        manifest: Source, edition, counts, class balance, terms: whatever a reader of a result may ask.
+        manifest: Source, edition, counts, class balance, terms of use.
+        origin: How to load it again; None for data that were given in Python.
     """
 
     name: str
@@ -92,10 +122,17 @@ class DataSet:
     normalisation: Normalisation
     fingerprint: str
     manifest: Mapping[str, object]
+    # Not an argument of __init__, so that a copy changed with dataclasses.replace does not claim to be the original.
+    origin: DataOrigin | None = field(default=None, init=False)
+
+    def __repr__(self) -> str:
+        samples = f"{len(self.train):,} training + {len(self.test):,} test {self.train.form}"
+        domains = f", {len(self.domains)} domains" if self.domains else ""
+        return f"<DataSet {self.name}: {samples}, {self.num_classes} classes{domains}>"
 
     @property
     def num_classes(self) -> int:
-        """How many classes there are."""
+        """Number of classes."""
         return len(self.classes)
 
     @property
@@ -103,6 +140,42 @@ class DataSet:
         """Shape of one input as a network reads it: ``(C, H, W)`` for images."""
         return self.train.input_shape
 
-    def normalised(self, how: str) -> DataSet:
-        """The same data with a named alternative normalisation, e.g. ``"authors"``."""
-        return replace(self, normalisation=named_normalisation(how, self.name, self.normalisation))
+    @property
+    def reloadable(self) -> bool:
+        """Whether :func:`fedfa.data.load` can open it again; not so for arrays that were given in Python."""
+        return self.origin is not None
+
+    def with_origin(self, origin: DataOrigin | None) -> DataSet:
+        """A copy that records how it was loaded."""
+        copy = replace(self)
+        object.__setattr__(copy, "origin", origin)
+        return copy
+
+    def normalised(self, name: str) -> DataSet:
+        """The same data with a named normalisation: ``"dataset"`` or ``"authors"``."""
+        stored = self.manifest.get("normalisation")
+        statistics = Normalisation.from_dict(stored) if isinstance(stored, Mapping) else self.normalisation
+        changed = replace(self, normalisation=named_normalisation(name, self.name, statistics))
+        return changed.with_origin(self.origin and replace(self.origin, normalisation=name))
+
+    def preprocessing(self) -> Preprocessing:
+        """What a trained model needs in order to read raw inputs like these."""
+        kind: InputKind = "uint8" if self.train.is_image else "float32"
+        return Preprocessing(self.normalisation, self.input_shape, kind, self.classes)
+
+    def split(self, partition: str | AnyPartition, clients: int | None = None, seed: int = 1) -> Federation:
+        """Split the training samples over clients.
+
+        Args:
+            partition: A partition such as ``"shards:2"``, or its specification.
+            clients: Number of clients; left out: 100, or as many as the data have with ``"natural"``.
+            seed: Seed of the split. It is independent of the seed of the training.
+
+        Example:
+            >>> from fedfa.data import load
+            >>> load("digits").split("shards:2", clients=10)
+            <Federation digits: 10 clients, shards:2, seed 1; 1,442 samples, 144 to 145 per client>
+        """
+        from fedfa.data.federation import Federation  # imports this module
+
+        return Federation.of(self, partition, clients, seed)

@@ -1,4 +1,4 @@
-"""What an engine is: a way to carry the clients' jobs. Engines know no method."""
+"""The interface of engines, which carry plans to clients. Engines know no method."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ from typing import Any, Protocol
 
 from fedfa.learning.client import ClientResult, RoundPlan
 from fedfa.learning.evaluate import Evaluation
-from fedfa.learning.tensors import PartTensors, Tensors
+from fedfa.learning.tensors import ComponentTensors, Tensors
 
 
 class Engine(Protocol):
     """Trains the clients of a round and evaluates models."""
 
     def train(
-        self, plan: RoundPlan, clients: Sequence[int], kept: Callable[[int], PartTensors]
+        self, plan: RoundPlan, clients: Sequence[int], client_state: Callable[[int], ComponentTensors]
     ) -> Iterator[ClientResult]:
-        """Train these clients; results come in the given order, so that sums do not depend on who was faster.
+        """Train these clients; results come in the given order, so that sums do not depend on speed.
 
-        An engine whose clients can fail (a network) may go on without some of them, or with others in their place.
+        An engine whose clients can fail (over a network) may continue without some, or with others in their place.
 
         Args:
             plan: What all clients receive.
             clients: Their numbers.
-            kept: Gives what a client kept from earlier rounds.
+            client_state: Gives a client's state from earlier rounds.
         """
 
-    def evaluate(self, model: Tensors, received: PartTensors, client: int | None = None) -> Evaluation:
+    def evaluate(self, model: Tensors, broadcast: ComponentTensors, client: int | None = None) -> Evaluation:
         """Evaluate weights on the test set.
 
         Args:
             model: The weights.
-            received: What a client would receive of each part's state (prototypes that classify …).
+            broadcast: What a client would receive of each component's state (prototypes that classify …).
             client: Whose model it is; then only the test samples of the domains this client has data of count.
         """
 
-    def evaluate_each(self, models: Mapping[int, Tensors], received: PartTensors) -> dict[int, Evaluation]:
+    def evaluate_each(self, models: Mapping[int, Tensors], broadcast: ComponentTensors) -> dict[int, Evaluation]:
         """Evaluate clients' own models, each as :meth:`evaluate` does."""
 
     def remarks(self) -> dict[str, Any]:
-        """What the engine has to add to the record of the round that just ended."""
+        """Values to add to the record of the round that just ended."""
 
     def close(self) -> None:
-        """Let go of processes and memory."""
+        """Release processes and memory."""

@@ -1,4 +1,4 @@
-"""The engine that trains one client after the other in this process."""
+"""The engine that trains the clients of a round in this process."""
 
 from __future__ import annotations
 
@@ -12,73 +12,73 @@ from torch import Tensor
 from fedfa.data import Federation, Samples
 from fedfa.engines.allocator import keep_freed_memory
 from fedfa.engines.shared_tensors import dense
-from fedfa.learning.client import ClientResult, ClientTrainer, ClientWork, RoundPlan
+from fedfa.learning.algorithm import Algorithm
+from fedfa.learning.client import ClientResult, ClientWork, RoundPlan
+from fedfa.learning.context import Role
 from fedfa.learning.evaluate import Evaluation, answers, judge
-from fedfa.learning.part import Role
-from fedfa.learning.recipe import Recipe
-from fedfa.learning.tensors import PartTensors, Tensors
+from fedfa.learning.tensors import ComponentTensors, Tensors
 from fedfa.models.split import SplitModel
+from fedfa.stacking.trainer import StackedTrainer
 
-SIDE_BY_SIDE = 64
-"""Clients at most that are stacked; more gain little and take memory."""
+STACKED_CLIENTS = 64
+"""Maximum number of clients in a stack; more gain little and take memory."""
 
 
 class LocalEngine:
-    """Everything in this process, in order.
+    """Trains and evaluates in this process, in order.
 
     Args:
         federation: The clients' data and the test set.
         model: The network; its weights are overwritten.
-        recipe: The method.
+        algorithm: The method.
         roles: Role of each tensor of the model.
         device: Where to compute.
-        evaluation_batch: Samples at a time in evaluations.
-        stacked: Train clients side by side, where they are alike; see :mod:`fedfa.engines.execution`.
+        evaluation_batch: Samples per forward pass in evaluations.
+        stacked: Train clients of equal size together; see :mod:`fedfa.stacking`.
     """
 
     def __init__(
         self,
         federation: Federation,
         model: SplitModel,
-        recipe: Recipe,
+        algorithm: Algorithm,
         roles: Mapping[str, Role],
         device: torch.device,
         evaluation_batch: int = 500,
         stacked: bool = False,
     ) -> None:
         keep_freed_memory()
-        # Channels-last memory is what the CPU's and GPU's convolutions like; values are the same. (torch's
-        # type stubs lack this combination of arguments.)
+        # Convolutions are fastest in channels-last memory; the values are the same. (torch's type stubs lack this
+        # combination of arguments.)
         model.module.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.federation, self.device, self.evaluation_batch = federation, device, evaluation_batch
-        self._made_of = (federation, model, recipe, roles)
-        self.model, self.recipe, self.roles, self.stacked = model, recipe, roles, stacked
-        self._trainer = ClientTrainer(model, recipe, roles, device)
+        self._arguments = (federation, model, algorithm, roles)
+        self.model, self.algorithm, self.roles, self.stacked = model, algorithm, roles, stacked
+        self._trainer = StackedTrainer(model, algorithm, roles, device)
 
     def train(
-        self, plan: RoundPlan, clients: Sequence[int], kept: Callable[[int], PartTensors]
+        self, plan: RoundPlan, clients: Sequence[int], client_state: Callable[[int], ComponentTensors]
     ) -> Iterator[ClientResult]:
         """See :class:`~fedfa.engines.engine.Engine`."""
-        # What is sent has no gaps in memory, as it would have none after a journey: kernels may add in another order.
-        received = {part: {n: dense(t) for n, t in tensors.items()} for part, tensors in plan.received.items()}
-        plan = replace(plan, received=received)
-        if self.stacked and not plan.survey and len(set(clients)) == len(clients):
-            for block in range(0, len(clients), SIDE_BY_SIDE):
-                chosen = clients[block : block + SIDE_BY_SIDE]
-                yield from self._trainer.train_stacked(
-                    plan, [ClientWork(client, self.federation.client(client), kept(client)) for client in chosen]
-                )
+        # Dense, as after serialisation: kernels may add in another order where memory has gaps.
+        broadcast = {c: {n: dense(t) for n, t in tensors.items()} for c, tensors in plan.broadcast.items()}
+        plan = replace(plan, broadcast=broadcast)
+        if self.stacked and not plan.final_pass and len(set(clients)) == len(clients):
+            for first in range(0, len(clients), STACKED_CLIENTS):
+                chosen = clients[first : first + STACKED_CLIENTS]
+                work = [ClientWork(client, self.federation.client(client), client_state(client)) for client in chosen]
+                yield from self._trainer.train_together(plan, work)
             return
         for client in clients:
-            yield self._trainer.train(plan, client, self.federation.client(client), kept(client))
+            yield self._trainer.train(plan, client, self.federation.client(client), client_state(client))
 
-    def evaluate(self, model: Tensors, received: PartTensors, client: int | None = None) -> Evaluation:
+    def evaluate(self, model: Tensors, broadcast: ComponentTensors, client: int | None = None) -> Evaluation:
         """See :class:`~fedfa.engines.engine.Engine`."""
-        return self.judge(self.answers(model, received, client), client)
+        return self.judge(self.answers(model, broadcast, client), client)
 
-    def evaluate_each(self, models: Mapping[int, Tensors], received: PartTensors) -> dict[int, Evaluation]:
+    def evaluate_each(self, models: Mapping[int, Tensors], broadcast: ComponentTensors) -> dict[int, Evaluation]:
         """See :class:`~fedfa.engines.engine.Engine`."""
-        return {client: self.evaluate(model, received, client) for client, model in models.items()}
+        return {client: self.evaluate(model, broadcast, client) for client, model in models.items()}
 
     def remarks(self) -> dict[str, Any]:
         """Nothing."""
@@ -89,7 +89,7 @@ class LocalEngine:
         return self.federation.dataset.test if client is None else self.federation.test_of(client)
 
     def answers(
-        self, model: Tensors, received: PartTensors, client: int | None, first: int = 0, last: int | None = None
+        self, model: Tensors, broadcast: ComponentTensors, client: int | None, first: int = 0, last: int | None = None
     ) -> Tensors:
         """For some of the test samples, in order, whether the prediction is right, and the loss; for :meth:`judge`."""
         test = self.test_samples(client)
@@ -99,7 +99,7 @@ class LocalEngine:
             test.inputs[first:last],
             test.labels[first:last],
             self.federation.dataset.normalisation.batch,
-            score=self._score(received),
+            score=self.score(broadcast),
             batch_size=self.evaluation_batch,
             device=self.device,
         )
@@ -117,29 +117,36 @@ class LocalEngine:
             domain_names=dataset.domains,
         )
 
-    def _score(self, received: PartTensors) -> Callable[[Tensor, Tensor], Tensor] | None:
-        """The recipe's way to predict, None where it is the network's own."""
-        hooks = self._trainer.recipe.hooks("predict")
-        if not hooks:
-            return None
-        there = {part: {n: dense(t).to(self.device) for n, t in tensors.items()} for part, tensors in received.items()}
-
-        def score(features: Tensor, logits: Tensor) -> Tensor:
-            for hook in hooks:
-                logits = hook(there, features, logits)
-            return logits
-
-        return score
+    def score(self, broadcast: ComponentTensors) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """The algorithm's scores from features and logits; None where the logits are the scores."""
+        return scores_of(self.algorithm, broadcast, self.device)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to release."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Go to another interpreter: made anew there, from the same things."""
-        return _made_anew, (*self._made_of, self.device, self.evaluation_batch, self.stacked)
+        """Pickle as constructor arguments, for another interpreter."""
+        return _rebuild, (*self._arguments, self.device, self.evaluation_batch, self.stacked)
 
 
-def _made_anew(federation: Federation, model: SplitModel, *others: Any) -> LocalEngine:
-    # Tensors arrive as shared memory. That is right for the data; but weights that are trained must be one's own.
+def scores_of(
+    algorithm: Algorithm, broadcast: ComponentTensors, device: torch.device
+) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """The scores ``[N, C]`` of an algorithm from features and logits; None where the logits are the scores."""
+    hooks = algorithm.hooks("predict")
+    if not hooks:
+        return None
+    there = {c: {n: dense(t).to(device) for n, t in tensors.items()} for c, tensors in broadcast.items()}
+
+    def score(features: Tensor, logits: Tensor) -> Tensor:
+        for hook in hooks:
+            logits = hook(there, features, logits)
+        return logits
+
+    return score
+
+
+def _rebuild(federation: Federation, model: SplitModel, *others: Any) -> LocalEngine:
+    # Tensors arrive in shared memory. That is right for the data; but trained weights must be private.
     model.module._apply(torch.clone)
     return LocalEngine(federation, model, *others)

@@ -1,6 +1,6 @@
-"""A Ray cluster as fedfa sees it: how to reach it, which nodes it has, and whether they run the same code.
+"""Connection to a Ray cluster: its address, its nodes, and whether they run the same code.
 
-Nothing here calls home: Ray's usage statistics are off unless somebody turned them on, and no dashboard is started.
+Ray's usage statistics are off unless the user turned them on, and no dashboard is started.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from fedfa.errors import FedfaError
 log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 10
-"""A cluster that has not answered after that long does not."""
+"""Deadline for a cluster to answer."""
 
-# The first lines of any gRPC conversation: HTTP/2's preface with empty settings. The server answers with its own.
+# The start of any gRPC connection: HTTP/2's preface with empty settings. The server answers with its own settings.
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 _SETTINGS_FRAME = 4
 
 
 class ClusterError(FedfaError):
-    """A Ray cluster cannot be used; says why and what to do."""
+    """A Ray cluster cannot be used."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A living node of the cluster."""
+    """A running node of the cluster."""
 
     id: str
     address: str
@@ -43,7 +43,7 @@ class Node:
 
 
 def import_ray() -> Any:
-    """Ray, or how to install it."""
+    """Import Ray; raise an error that says how to install it if it is missing."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when Ray starts something
     try:
         return importlib.import_module("ray")
@@ -54,32 +54,31 @@ def import_ray() -> Any:
 
 
 class Connection:
-    """The tie of this process to a cluster; one that the caller made himself is used and left alone.
+    """Connection of this process to a cluster; an existing one is used and left open.
 
     Args:
-        address: ``host:port`` of a cluster this machine belongs to; None or ``"auto"``: RAY_ADDRESS, else the one that
-            runs here; ``"local"``: one of its own on this machine, which goes with the connection.
-        cores: Of a cluster of its own, how many cores it has; None: all.
+        address: ``host:port`` of a cluster this machine belongs to; None or ``"auto"``: RAY_ADDRESS, else the cluster
+            that runs here; ``"local"``: a new one on this machine, which ends with the connection.
 
     Raises:
         ClusterError: Ray is missing, or the cluster cannot be reached.
     """
 
-    def __init__(self, address: str | None, cores: int | None = None) -> None:
+    def __init__(self, address: str | None) -> None:
         self.ray = import_ray()
-        self._mine = not self.ray.is_initialized()
-        if not self._mine:
-            there = self.ray.get_runtime_context().gcs_address
-            if address not in (None, "auto", "local", there):
+        self._owned = not self.ray.is_initialized()
+        if not self._owned:
+            current = self.ray.get_runtime_context().gcs_address
+            if address not in (None, "auto", "local", current):
                 raise ClusterError(
-                    f"this process is connected to the Ray cluster {there}, so it cannot use {address}; call "
+                    f"this process is connected to the Ray cluster {current}, so it cannot use {address}; call "
                     "ray.shutdown() first, or leave the address out"
                 )
             return
-        self._connect(self._checked(address), cores)
+        self._connect(self._checked(address))
 
     def nodes(self) -> list[Node]:
-        """The nodes that live and have cores to give, always in the same order."""
+        """Running nodes with cores, always in the same order."""
         found = [
             Node(entry["NodeID"], entry["NodeManagerAddress"], int(entry["Resources"].get("CPU", 0)))
             for entry in self.ray.nodes()
@@ -88,26 +87,23 @@ class Connection:
         return sorted((node for node in found if node.cores > 0), key=lambda node: node.id)
 
     def close(self) -> None:
-        """Let go of the cluster."""
-        if self._mine and self.ray.is_initialized():
+        """Disconnect from the cluster."""
+        if self._owned and self.ray.is_initialized():
             with _own_signals():
                 self.ray.shutdown()
 
-    # -- inside -----------------------------------------------------------------------------------------------
-    def _connect(self, address: str, cores: int | None) -> None:
-        more: dict[str, Any] = {}
-        if address == "local":
-            more = {"include_dashboard": False, "num_cpus": cores}
+    def _connect(self, address: str) -> None:
+        options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
         try:
             with _own_signals(), warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)  # about graphics cards, which are not used
-                self.ray.init(address=address, logging_level=logging.ERROR, **more)
+                warnings.simplefilter("ignore", FutureWarning)  # about GPUs, which are not used
+                self.ray.init(address=address, logging_level=logging.ERROR, **options)
         except ConnectionError as error:
             raise ClusterError(
-                f"no Ray cluster is found from here ({_first_line(error)}); start one with `ray start --head`, name "
-                "one with --address HOST:PORT, or use --address local"
+                f"no Ray cluster found ({_first_line(error)}); start one with `ray start --head`, set --address "
+                "HOST:PORT, or use --address local"
             ) from error
-        except Exception as error:  # Ray has no common class for what may go wrong here
+        except Exception as error:  # Ray has no common base class for its errors here
             raise ClusterError(f"cannot connect to Ray at {address}: {_first_line(error)}") from error
 
     def _checked(self, address: str | None) -> str:
@@ -117,20 +113,20 @@ class Connection:
             return address
         if address.startswith("ray://"):
             raise ClusterError(
-                f"{address}: fedfa does not run through Ray's client server, which would carry every update twice; "
-                "start the run on a node of the cluster with --address auto"
+                f"{address}: fedfa does not support Ray's client server, which would send every update twice; start "
+                "the run on a node of the cluster with --address auto"
             )
         host, colon, port = address.rpartition(":")
         if not colon or not port.isdecimal() or not 0 < int(port) < 65536:
             raise ClusterError(f"{address!r} is not the address of a Ray cluster: write HOST:PORT, auto or local")
-        _knock(host.strip("[]"), int(port))
+        _probe(host.strip("[]"), int(port))
         return address
 
 
-def _knock(host: str, port: int) -> None:
-    """See that a gRPC server answers: Ray itself would try for minutes, and then end the process."""
-    words = f"no Ray cluster answers at {host}:{port}"
-    hint = "see that it runs (`ray status`) and that its port can be reached from here"
+def _probe(host: str, port: int) -> None:
+    """Check that a gRPC server answers: Ray itself would retry for minutes and then end the process."""
+    problem = f"no Ray cluster answers at {host}:{port}"
+    hint = "check that it runs (`ray status`) and that its port can be reached from here"
     try:
         with socket.create_connection((host, port), timeout=ANSWER_SECONDS) as connection:
             connection.sendall(_GREETING)
@@ -138,16 +134,16 @@ def _knock(host: str, port: int) -> None:
             while len(reply) < 9 and (more := connection.recv(9)):
                 reply += more
     except TimeoutError:
-        raise ClusterError(f"{words} within {ANSWER_SECONDS} seconds; {hint}") from None
+        raise ClusterError(f"{problem} within {ANSWER_SECONDS} seconds; {hint}") from None
     except OSError as error:
-        raise ClusterError(f"{words} ({error.strerror or error}); {hint}") from None
+        raise ClusterError(f"{problem} ({error.strerror or error}); {hint}") from None
     if len(reply) < 9 or reply[3] != _SETTINGS_FRAME:
-        raise ClusterError(f"{words}: something else does; {hint}")
+        raise ClusterError(f"{problem}: another program does; {hint}")
 
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Ray puts its own handler for SIGTERM; what to do then is for the program to say."""
+    """Restore the program's SIGTERM handler, which Ray replaces."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -160,13 +156,13 @@ def _own_signals() -> Iterator[None]:
 
 
 # -- versions ---------------------------------------------------------------------------------------------------------
-def outpost_class() -> Any:
-    """The class of the actors, made here so that it goes to the nodes as code and not as a name to import.
+def actor_class() -> Any:
+    """Class of the actors, defined in a function so that Ray sends its code and not a name to import.
 
-    So the first thing it is asked, which versions the node has, it can also tell where fedfa is missing.
+    So an actor can report the versions of its node even where fedfa is missing.
     """
 
-    class Outpost:
+    class NodeActor:
         def __init__(self) -> None:
             self.actor: Any = None
 
@@ -187,43 +183,44 @@ def outpost_class() -> Any:
             if spec is not None and spec.origin is not None:
                 source = hashlib.blake2b(digest_size=8)
                 root = Path(spec.origin).parent
-                computes = ("algorithms", "data", "engines", "learning", "models")  # what a client's work runs through
-                for file in sorted(file for folder in computes for file in (root / folder).rglob("*.py")):
+                # The packages that train a client.
+                packages = ("algorithms", "data", "engines", "learning", "models", "stacking")
+                for file in sorted(file for package in packages for file in (root / package).rglob("*.py")):
                     source.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes())
                 found["fedfa's source"] = source.hexdigest()
             return found
 
         def start(self, local: Any) -> Any:
-            from fedfa.engines.ray_actor import Actor
+            from fedfa.engines.ray_actor import ClientActor
 
-            self.actor = Actor(local)
+            self.actor = ClientActor(local)
             return self.actor.report()
 
         def work(self, *arguments: Any) -> Any:
             return self.actor.work(*arguments)
 
-    return Outpost
+    return NodeActor
 
 
 def versions() -> dict[str, str | None]:
-    """What a result depends on here: versions, and a fingerprint of fedfa's own source."""
-    found: dict[str, str | None] = outpost_class()().versions()
+    """Versions that a result depends on, and a fingerprint of fedfa's own source."""
+    found: dict[str, str | None] = actor_class()().versions()
     return found
 
 
 def differences(node: str, there: dict[str, str | None], here: dict[str, str | None]) -> str | None:
-    """How a node's versions differ from this process's, in words; None if they do not.
+    """Describe how a node's versions differ from this process's; None if they do not.
 
     Example:
         >>> differences("10.0.0.7", {"torch": "2.12.0", "fedfa": None}, {"torch": "2.13.0", "fedfa": "0.1.0"})
         'node 10.0.0.7 has torch 2.12.0 (here: 2.13.0), no fedfa (here: 0.1.0)'
     """
-    words = []
+    found = []
     for package, mine in here.items():
         theirs = there.get(package)
         if theirs != mine and not (package == "fedfa's source" and there.get("fedfa") != here.get("fedfa")):
-            words.append(f"{package} {theirs} (here: {mine})" if theirs else f"no {package} (here: {mine})")
-    return f"node {node} has {', '.join(words)}" if words else None
+            found.append(f"{package} {theirs} (here: {mine})" if theirs else f"no {package} (here: {mine})")
+    return f"node {node} has {', '.join(found)}" if found else None
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,14 +1,12 @@
 """The engine that trains the clients of a round on a Ray cluster.
 
-The same jobs as those of :mod:`fedfa.engines.workers`, on machines instead of processes, and **the same result, bit for
-bit**: clients depend on the plan, their number and what they kept; results are handed on in the order of the cohort.
-(Bits also depend on the processor: nodes that compute with other instructions than this machine are named in a
-warning.)
+It runs the same jobs as :mod:`fedfa.engines.process_engine`, with **the same result, bit for bit**: clients depend on
+the plan, their number and their client state, and results are yielded in the order of the cohort. (Bits also depend on
+the processor: a warning names nodes with other vector instructions than this machine.)
 
-A round's model goes into Ray's object store once and from there to each node once; see
-:mod:`fedfa.engines.ray_actor` for the data. An actor that dies is replaced and its client repeated; the second time it
-is that client's error. A node that is lost takes no client's chance: its clients are repeated elsewhere. Nodes that
-join are used.
+A round's model goes into Ray's object store once, and from there to each node once; see :mod:`fedfa.engines.ray_actor`
+for the data. An actor that dies is replaced and its client repeated; the second death is an error of that client. A
+lost node does not count as a client's death: its clients are repeated on other nodes. Nodes that join are used.
 """
 
 from __future__ import annotations
@@ -16,9 +14,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from fedfa.engines.local import LocalEngine
+from fedfa.engines.process_engine import PooledEngine
 from fedfa.engines.ray_cluster import ClusterError, Connection
 from fedfa.engines.ray_pool import RayPool
-from fedfa.engines.workers import PooledEngine
 
 
 class RayEngine(PooledEngine):
@@ -26,11 +24,11 @@ class RayEngine(PooledEngine):
 
     Args:
         local: Does the same in one process.
-        address: The cluster's; see :class:`~fedfa.engines.ray_cluster.Connection`.
-        most: So many actors at most: no more than clients in a round have something to do.
+        address: Address of the cluster; see :class:`~fedfa.engines.ray_cluster.Connection`.
+        most: Largest number of actors; a round has no use for more than its clients.
 
     Raises:
-        ClusterError: The cluster cannot be used; says why.
+        ClusterError: The cluster cannot be used.
     """
 
     where: ClassVar[str] = "on the Ray cluster"
@@ -50,10 +48,10 @@ class RayEngine(PooledEngine):
 
     @property
     def nodes(self) -> list[str]:
-        """For each actor that can work, the id of its node."""
+        """Node id of each actor that is ready."""
         return self._actors.nodes
 
     def close(self) -> None:
-        """End the actors, and let go of the cluster."""
+        """End the actors and disconnect from the cluster."""
         super().close()
         self._connection.close()

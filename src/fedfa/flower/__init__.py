@@ -1,11 +1,11 @@
-"""Real federations: the same parts, local loop and server step, carried by Flower between sites.
+"""Real federations: the same components, local loop and server step, with Flower as transport between sites.
 
-An app of one's own is two functions (``load_data``, ``make_model``) and two lines::
+A custom app is two functions (``load_data``, ``make_model``) and two lines::
 
     client = make_client_app(load_data, make_model)
     server = make_server_app(make_model)
 
-Nothing here is imported before it is needed: Flower starts a new process for every message.
+Imports are lazy, because Flower starts a new process for every message.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = ["app_folder", "make_client_app", "make_server_app"]
 
-_PLACES = {"make_client_app": "fedfa.flower.client_app", "make_server_app": "fedfa.flower.server_app"}
+_MODULES = {"make_client_app": "fedfa.flower.client_app", "make_server_app": "fedfa.flower.server_app"}
 
 
 def app_folder() -> Path:
-    """The app that works as it is with ``flwr run``: known data sets, networks and methods, chosen in its config."""
+    """Directory of the built-in app for ``flwr run``: its config selects data set, network and algorithm."""
     return Path(__file__).parent / "app"
 
 
@@ -31,6 +31,6 @@ def __getattr__(name: str) -> object:
     """Import on first use."""
     import importlib
 
-    if name in _PLACES:
-        return getattr(importlib.import_module(_PLACES[name]), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'fedfa.flower' has no attribute {name!r}")

@@ -1,9 +1,8 @@
-"""What arrives is checked before it is used.
+"""Validation of site updates before aggregation.
 
-The server knows what a client sends in a round because it is one for a moment: it makes a single local step on a few
-made-up samples with the round's own plan, through the very loop that the sites run. Names, shapes and types of the
-result are the *form*; every update must have it. No method has to describe itself, and methods of one's own are checked
-like the others.
+The server learns what an update must look like by acting as a client: it makes one local step on dummy samples with the
+round's own plan, through the same local loop as the sites. Names, shapes and dtypes of the result are the *spec* that
+every update must match. No algorithm has to describe itself, so custom components are checked like built-in ones.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ import torch
 from torch import Tensor
 
 from fedfa.flower.messages import BadMessageError, SiteResult
+from fedfa.learning.aggregate import WeightedSum
+from fedfa.learning.algorithm import Algorithm
 from fedfa.learning.client import ClientTrainer, RoundPlan
-from fedfa.learning.recipe import Recipe
-from fedfa.learning.sums import WeightedSum
 from fedfa.learning.tensors import first_non_finite
 
 _SAMPLES = 4
@@ -26,25 +25,25 @@ _SAMPLES = 4
 
 
 @dataclass(frozen=True)
-class Blank:
-    """Names, shapes and types of a group of sums, and the shape of its weight."""
+class GroupSpec:
+    """Names, shapes and dtypes of one group of weighted sums, and the shape of its weight."""
 
     tensors: Mapping[str, tuple[torch.Size, torch.dtype]]
     weight: torch.Size
 
     @classmethod
-    def of(cls, entry: WeightedSum) -> Blank:
-        """The form of these sums."""
+    def of(cls, entry: WeightedSum) -> GroupSpec:
+        """Spec of these sums."""
         tensors = {name: (value.shape, value.dtype) for name, value in entry.tensors.items()}
         return cls(tensors, entry.weight.shape)
 
 
-Form = Mapping[str, Blank]
-"""What a client sends, by ``part/group``."""
+ContributionSpec = Mapping[str, GroupSpec]
+"""Spec of a client's contribution, by ``component/group``."""
 
 
-class _MadeUp:
-    """A few samples of nothing."""
+class _DummySamples:
+    """A few zero inputs."""
 
     def __init__(self, example: Tensor, num_classes: int) -> None:
         self.size = _SAMPLES
@@ -56,98 +55,95 @@ class _MadeUp:
         return self.x[positions], self.y[positions]
 
 
-def form_of(trainer: ClientTrainer, plan: RoundPlan, example: Tensor) -> Form:
-    """What a client sends in this round.
+def contribution_spec(trainer: ClientTrainer, plan: RoundPlan, example: Tensor) -> ContributionSpec:
+    """Derive the spec of a client's contribution to this round.
 
     Args:
-        trainer: The server's own copy of network and method; its weights are overwritten.
+        trainer: The server's own copy of network and algorithm; its weights are overwritten.
         plan: The round's plan.
-        example: A batch of inputs as the network takes them; only its shape counts.
+        example: A batch of network inputs; only the shape and dtype matter.
     """
-    one_step = replace(plan.local, epochs=1, batch_size=_SAMPLES, drop_last=False, steps=None)
-    data = _MadeUp(example, trainer.model.num_classes)
+    one_step = plan.local.model_copy(update={"epochs": 1, "batch_size": _SAMPLES, "drop_last": False, "steps": None})
+    data = _DummySamples(example, trainer.model.num_classes)
     result = trainer.train(replace(plan, local=one_step), 0, data, {})
-    return {group: Blank.of(entry) for group, entry in result.sums.items()}
+    return {group: GroupSpec.of(entry) for group, entry in result.contribution.items()}
 
 
 @dataclass(frozen=True)
-class Expected:
-    """What an update must be like to be added to the others."""
+class UpdateValidator:
+    """Checks that an update can be aggregated."""
 
     run: str
     plan: RoundPlan
-    form: Form
-    recipe: Recipe
+    spec: ContributionSpec
+    algorithm: Algorithm
     norm_limit: float
-    """The largest norm of the base part's mean update."""
+    """Largest L2 norm of the base component's mean update."""
 
     def check(self, reply: SiteResult, client: int, samples: int) -> None:
-        """Refuse an update that is not what this client can have sent in this round.
-
-        Args:
-            reply: What came.
-            client: Whom the plan was sent to.
-            samples: How many samples that client holds, as it announced.
+        """Reject an update that this client cannot have sent in this round.
 
         Raises:
-            BadMessageError: Says what is wrong.
+            BadMessageError: The update is invalid; the message says why.
         """
         if reply.run != self.run:
             raise BadMessageError(f"it belongs to another run ({reply.run!r})")
         if reply.round != self.plan.round:
             raise BadMessageError(f"it belongs to round {reply.round + 1}, not {self.plan.round + 1}")
         if reply.result.client != client:
-            raise BadMessageError(f"it calls itself client {reply.result.client}, but the plan went to {client}")
+            raise BadMessageError(f"it is from client {reply.result.client}, but the plan went to client {client}")
         self._check_work(reply, samples)
-        sums = reply.result.sums
-        if unknown := sorted(sums.keys() - self.form.keys()):
-            raise BadMessageError(f"unknown sums {', '.join(unknown)}")
-        # A client without a step may have nothing to say beyond the base part's update.
-        base = f"{self.recipe.parts[0].name}/"
-        due = [group for group in self.form if reply.result.steps or self.plan.survey or group.startswith(base)]
-        if missing := [group for group in due if group not in sums]:
-            raise BadMessageError(f"missing sums {', '.join(missing)}")
-        most = max(1, samples, reply.result.sample_steps)
-        for group, entry in sums.items():
-            self._check_group(group, entry, most)
+        contribution = reply.result.contribution
+        if unknown := sorted(contribution.keys() - self.spec.keys()):
+            raise BadMessageError(f"unknown groups {', '.join(unknown)}")
+        # A client that made no step may contribute nothing beyond the base component's update.
+        base = f"{self.algorithm.components[0].name}/"
+        due = [group for group in self.spec if reply.result.steps or self.plan.final_pass or group.startswith(base)]
+        if missing := [group for group in due if group not in contribution]:
+            raise BadMessageError(f"missing groups {', '.join(missing)}")
+        largest_weight = max(1, samples, reply.result.sample_steps)
+        for group, entry in contribution.items():
+            self._check_group(group, entry, largest_weight)
             if group.startswith(base):
                 self._check_norm(group, entry)
 
     def _check_work(self, reply: SiteResult, samples: int) -> None:
-        """Steps and samples follow from the plan and the number of samples; nothing else is plausible."""
-        steps, seen = (0, 0) if self.plan.survey else self.plan.local.work_on(samples)
-        if (reply.result.steps, reply.result.sample_steps) != (steps, seen):
+        """Steps and processed samples follow from the plan and the number of samples."""
+        expected = (0, 0) if self.plan.final_pass else self.plan.local.work_on(samples)
+        if (reply.result.steps, reply.result.sample_steps) != expected:
             raise BadMessageError(
-                f"it tells of {reply.result.steps} steps over {reply.result.sample_steps} samples; a client with "
-                f"{samples} samples makes {steps} over {seen}"
+                f"it reports {reply.result.steps} steps over {reply.result.sample_steps} samples; a client with "
+                f"{samples} samples makes {expected[0]} over {expected[1]}"
             )
 
-    def _check_group(self, group: str, entry: WeightedSum, most: int) -> None:
-        blank = self.form[group]
-        if missing := sorted(blank.tensors.keys() - entry.tensors.keys()):
+    def _check_group(self, group: str, entry: WeightedSum, largest_weight: int) -> None:
+        spec = self.spec[group]
+        if missing := sorted(spec.tensors.keys() - entry.tensors.keys()):
             raise BadMessageError(f"{group} lacks {', '.join(missing)}")
         for name, value in entry.tensors.items():
-            if name not in blank.tensors:
+            if name not in spec.tensors:
                 raise BadMessageError(f"{group} has an unknown tensor {name!r}")
-            shape, dtype = blank.tensors[name]
+            shape, dtype = spec.tensors[name]
             if value.shape != shape:
-                raise BadMessageError(f"{group}:{name} has the shape {list(value.shape)}, not {list(shape)}")
+                raise BadMessageError(f"{group}:{name} has shape {list(value.shape)}, not {list(shape)}")
             if value.dtype != dtype:
                 raise BadMessageError(f"{group}:{name} is {value.dtype}, not {dtype}")
         if (broken := first_non_finite(entry.tensors)) is not None:
             raise BadMessageError(f"{group}:{broken} holds values that are not finite")
         weight = entry.weight
-        if weight.shape != blank.weight or (not weight.is_floating_point() and weight.dtype != torch.int64):
+        if weight.shape != spec.weight or (not weight.is_floating_point() and weight.dtype != torch.int64):
             raise BadMessageError(f"the weight of {group} is {weight.dtype} {list(weight.shape)}")
         if not bool(torch.isfinite(weight).all()) or bool((weight < 0).any()):
             raise BadMessageError(f"the weight of {group} is negative or not finite")
-        if float(weight.sum() if weight.dim() else weight) > most:
-            raise BadMessageError(f"the weight of {group} is {float(weight.sum()):g}, more than its {most} samples")
+        if float(weight.sum()) > largest_weight:
+            raise BadMessageError(
+                f"the weight of {group} is {float(weight.sum()):g}, more than its {largest_weight} samples"
+            )
 
     def _check_norm(self, group: str, entry: WeightedSum) -> None:
         squares = sum(float(value.double().square().sum()) for value in entry.tensors.values())
         weight = float(entry.weight.double().max())
-        # Sums without weight are added to the others' all the same: nothing but zeros is harmless there.
+        # Sums with zero weight are aggregated too, so they must be zero.
         norm = math.sqrt(squares) / weight if weight else math.inf if squares else 0.0
         if norm > self.norm_limit:
             raise BadMessageError(
@@ -155,13 +151,13 @@ class Expected:
             )
 
 
-def largest_norm(asked: float, model: Mapping[str, Tensor]) -> float:
-    """The limit for updates of a model: what was asked for; or where nothing was, what only nonsense exceeds.
+def resolve_norm_limit(configured: float, model: Mapping[str, Tensor]) -> float:
+    """Norm limit for updates of a model: the configured one, or a generous default if that is 0.
 
     Example:
-        >>> largest_norm(0, {"weight": torch.tensor([3.0, 4.0])})
+        >>> resolve_norm_limit(0, {"weight": torch.tensor([3.0, 4.0])})
         500.0
     """
-    if asked:
-        return asked
+    if configured:
+        return configured
     return 100 * max(1.0, math.sqrt(sum(float(value.double().square().sum()) for value in model.values())))

@@ -1,8 +1,8 @@
-"""The engine whose clients are sites at the other end of a network.
+"""The engine whose clients are remote sites.
 
-The round loop is the simulator's (:mod:`fedfa.studies.run`); this engine only carries its plans to sites and their
-results back. Where a simulator's client cannot fail, a site can: a round ends with those that answered in time with
-something sound, if they are enough. Because clients return sums and weights, their mean is right whoever is missing.
+The round loop is the simulator's (:mod:`fedfa.experiment.run`); this engine sends its plans to sites and returns their
+results. Unlike a simulated client a site can fail: a round completes with the sites that sent a valid update in time,
+if they reach the quorum. Because clients return weighted sums, the mean is correct whichever sites are missing.
 """
 
 from __future__ import annotations
@@ -17,233 +17,239 @@ from typing import Any
 import torch
 
 from fedfa.errors import FederationError
-from fedfa.flower.checks import Expected, form_of, largest_norm
-from fedfa.flower.directory import Directory
+from fedfa.experiment.experiment import Experiment
+from fedfa.flower.checks import UpdateValidator, contribution_spec, resolve_norm_limit
+from fedfa.flower.config import FederationConfig
 from fedfa.flower.messages import (
     BadMessageError,
     Instruction,
     SiteEvaluation,
-    instruct,
-    model_record,
-    read_evaluation,
-    read_result,
-    received_records,
+    decode_evaluation,
+    decode_result,
+    encode_instruction,
+    encode_tensors,
 )
-from fedfa.flower.post import Mailing, Post, Reply
-from fedfa.flower.settings import FederationSettings
+from fedfa.flower.node_registry import NodeRegistry
+from fedfa.flower.transport import PendingReplies, Reply, Transport
 from fedfa.learning.client import ClientResult, ClientTrainer, RoundPlan
 from fedfa.learning.evaluate import Evaluation
 from fedfa.learning.random import stream
-from fedfa.learning.tensors import PartTensors, Tensors
-from fedfa.studies.setup import Laboratory
+from fedfa.learning.tensors import ComponentTensors, Tensors
 
-from flwr.app import RecordDict  # isort: skip  (after what hushes it)
+from flwr.app import ArrayRecord, RecordDict  # isort: skip  (after telemetry is disabled)
 
 log = logging.getLogger("fedfa")
 
 RECEIPT = "site"
-"""Under this name the run folder notes, instead of what a client keeps, which versions of it lie on the site's disk."""
+"""Component name under which the run directory records, in place of client state, the versions on the site's disk."""
 
 
 @dataclass
 class _Round:
-    """One round under way."""
+    """A round in progress."""
 
     plan: RoundPlan
-    expected: Expected
-    queue: list[int]
-    """Clients in the order in which their results are handed on."""
-    cohort: int
-    """How many were asked for."""
+    tensors: Mapping[str, ArrayRecord]  # the plan's tensors, encoded once for all sites
+    client_state: Callable[[int], ComponentTensors]
+    validator: UpdateValidator
+    queue: list[int]  # clients whose results are due, in the order of the cohort
+    cohort: int  # number of clients in the cohort
+    needed: int  # number of updates that make the quorum
     results: dict[int, ClientResult] = field(default_factory=dict)
-    done: list[int] = field(default_factory=list)
-    """Clients whose results were handed on."""
+    done: list[int] = field(default_factory=list)  # clients whose results were yielded
     problems: dict[int, str] = field(default_factory=dict)
     rejected: list[int] = field(default_factory=list)
     replaced: dict[int, int] = field(default_factory=dict)
     versions: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    stages: dict[str, float] = field(default_factory=dict)  # seconds by stage
 
-    def good(self) -> int:
+    @property
+    def updates(self) -> int:
         return len(self.results) + len(self.done)
 
+    @property
+    def has_quorum(self) -> bool:
+        return self.updates >= self.needed
+
+    def spend(self, stage: str, since: float) -> None:
+        self.stages[stage] = self.stages.get(stage, 0.0) + time.monotonic() - since
+
     def in_order(self) -> Iterator[ClientResult]:
-        """Results that can be handed on: those before which no other can come any more."""
+        """Yield results up to the first client whose result is still missing."""
         while self.queue and self.queue[0] in self.results:
             client = self.queue.pop(0)
             self.done.append(client)
             yield self.results.pop(client)
 
     def rest(self) -> Iterator[ClientResult]:
-        """What there is, in order; the others are left behind."""
+        """Yield the remaining results in order and skip missing ones."""
         self.queue = [client for client in self.queue if client in self.results]
         yield from self.in_order()
 
 
 class FlowerEngine:
-    """Trains and evaluates on sites.
-
-    Args:
-        laboratory: What the server works with.
-        post: Sends messages.
-        directory: Knows the sites.
-        settings: How they are waited for and trusted.
-        run: The run's key on the sites' disks.
-    """
+    """Trains and evaluates on sites."""
 
     def __init__(
-        self,
-        laboratory: Laboratory,
-        post: Post,
-        directory: Directory,
-        settings: FederationSettings,
-        run: str,
+        self, experiment: Experiment, transport: Transport, registry: NodeRegistry, config: FederationConfig, run: str
     ) -> None:
-        self.lab, self.post, self.directory, self.settings, self.run = laboratory, post, directory, settings, run
-        self.local = laboratory.local_engine()
-        self._trainer = ClientTrainer(laboratory.task.model, laboratory.recipe, laboratory.roles, laboratory.device)
-        dataset = laboratory.federation.dataset
+        self.transport, self.registry, self.config, self.run = transport, registry, config, run
+        self.experiment = experiment
+        self.local = experiment.local_engine()
+        self._trainer = ClientTrainer(experiment.task.model, experiment.algorithm, experiment.roles, experiment.device)
+        dataset = experiment.federation.dataset
         self._example = dataset.normalisation.batch(dataset.train.inputs[:2])
-        self._settings_text = laboratory.settings.to_toml()
-        self._origin = laboratory.origin()
+        self._settings_text = experiment.config.to_toml()
+        self._origin = experiment.origin()
         self._versions: dict[int, tuple[int, ...]] = {}
         self._remarks: dict[str, Any] = {}
 
     # -- training -----------------------------------------------------------------------------------------------
     def train(
-        self, plan: RoundPlan, clients: Sequence[int], kept: Callable[[int], PartTensors]
+        self, plan: RoundPlan, clients: Sequence[int], client_state: Callable[[int], ComponentTensors]
     ) -> Iterator[ClientResult]:
-        """See :class:`~fedfa.engines.engine.Engine`. May end with fewer results than clients.
+        """See :class:`~fedfa.engines.engine.Engine`. May yield fewer results than clients.
 
         Raises:
-            FederationError: Too few sites answered, however often it was tried.
+            FederationError: No attempt reached the quorum.
         """
         started = time.monotonic()
-        form = form_of(self._trainer, plan, self._example)
-        expected = Expected(self.run, plan, form, self.lab.recipe, largest_norm(self.settings.norm_limit, plan.model))
-        now = _Round(plan, expected, list(clients), len(clients))
-        needed = max(1, math.ceil(self.settings.quorum * len(clients)))
-        letters = _Letters(self, plan, kept)
-        formed = time.monotonic()
-        stages: dict[str, float] = {"form": formed - started}
-        for attempt in range(1, self.settings.attempts + 1):
+        spec = contribution_spec(self._trainer, plan, self._example)
+        norm_limit = resolve_norm_limit(self.config.norm_limit, plan.model)
+        now = _Round(
+            plan, encode_tensors(plan.model, plan.broadcast), client_state,
+            UpdateValidator(self.run, plan, spec, self.experiment.algorithm, norm_limit),
+            list(clients), len(clients), self._quorum(len(clients)),
+        )  # fmt: skip
+        now.spend("form", started)
+        for attempt in range(1, self.config.attempts + 1):
             if attempt > 1:
                 log.warning(
-                    "round %d: %d of %d updates, %d are needed; trying again (%d of %d)",
-                    plan.round + 1, now.good(), now.cohort, needed, attempt, self.settings.attempts,
+                    "round %d: %d of %d updates, %d are needed; retrying (%d of %d)",
+                    plan.round + 1, now.updates, now.cohort, now.needed, attempt, self.config.attempts,
                 )  # fmt: skip
-                self._await(now, needed)
+                self._wait_for_quorum(now)
             else:
-                self.directory.refresh()
-            yield from self._attempt(now, letters, needed, stages)
-            if now.good() >= needed:
+                self.registry.refresh()
+            yield from self._attempt(now)
+            if now.has_quorum:
                 break
         else:
             reasons = "; ".join(f"site {client}: {why}" for client, why in sorted(now.problems.items()))
             raise FederationError(
-                f"round {plan.round + 1}: {now.good()} of {now.cohort} sites sent a sound update, but "
-                f"{needed} are needed (federation.quorum = {self.settings.quorum:g}). {reasons}. The run goes on from "
-                "its last checkpoint when it is started again"
+                f"round {plan.round + 1}: {now.updates} of {now.cohort} sites sent a valid update, but "
+                f"{now.needed} are needed (federation.quorum = {self.config.quorum:g}). {reasons}. Start the run again "
+                "to continue from its last checkpoint"
             )
         yield from now.rest()
-        stages["round"] = time.monotonic() - started
-        self._remark(now, clients, stages)
+        now.spend("round", started)
+        self._finish(now, clients)
 
-    def _await(self, now: _Round, needed: int) -> None:
-        """Wait for as many of the missing sites as are needed; for a while."""
+    def _quorum(self, clients: int) -> int:
+        return max(1, math.ceil(self.config.quorum * clients))
+
+    def _wait_for_quorum(self, now: _Round) -> None:
+        """Wait until enough of the missing sites are connected, or until the deadline."""
 
         def enough() -> bool:
-            there = sum(client not in now.results and client in self.directory.here for client in now.queue)
-            return now.good() + there >= needed
+            connected = sum(client not in now.results and client in self.registry.connected for client in now.queue)
+            return now.updates + connected >= now.needed
 
-        self.directory.wait_for(enough, self.settings.wait_seconds)
+        self.registry.wait_for(enough, self.config.wait_seconds)
 
-    def _attempt(self, now: _Round, letters: _Letters, needed: int, stages: dict[str, float]) -> Iterator[ClientResult]:
-        """Ask everyone who has not answered well yet, and hear them until all did or the time is over."""
-        seconds = self.settings.round_seconds
-        until = time.monotonic() + seconds
-        begun = time.monotonic()
-        asked: dict[int, int] = {}
-        mailing = self._ask([c for c in now.queue if c not in now.results], now, letters, asked, seconds)
-        stages["send"] = stages.get("send", 0.0) + time.monotonic() - begun
-        over = until
-        for reply in mailing.replies(until):
-            if reply is None:
-                if time.monotonic() >= over:
-                    break
-                continue
-            client = asked.pop(reply.node)
-            if self._take(reply, client, now, stages):
-                self.directory.trust(reply.node)
+    def _attempt(self, now: _Round) -> Iterator[ClientResult]:
+        """Send the plan to all sites without a valid update, and read replies until all answered or time is up."""
+        started = time.monotonic()
+        deadline = started + self.config.round_seconds
+        clients: dict[int, int] = {}
+        pending = self._send_plan([c for c in now.queue if c not in now.results], now, clients, deadline)
+        now.spend("send", started)
+        for reply in self._replies(pending, deadline, lambda: now.has_quorum):
+            client = clients.pop(reply.node)
+            if self._accept(reply, client, now):
+                self.registry.trust(reply.node)
                 yield from now.in_order()
-            elif self.settings.replace and (other := self._substitute(now)) is not None:
+            elif (other := self._substitute(now)) is not None:
                 now.queue.remove(client)
                 now.queue.append(other)
                 now.replaced[client] = other
-                mailing.add(self._ask([other], now, letters, asked, max(1.0, until - time.monotonic())))
-            if self.settings.grace_seconds and now.good() >= needed and over == until:
-                over = min(until, time.monotonic() + self.settings.grace_seconds)
-        for node in mailing.silent:
-            client = asked[node]
-            self._fail(now, client, node, f"no reply within {time.monotonic() - begun:.0f} s")
-            self.directory.doubt(node)
+                pending.add(self._send_plan([other], now, clients, deadline))
+        for node in pending.unanswered:
+            self._fail(now, clients[node], node, f"no reply within {time.monotonic() - started:.0f} s")
+            self.registry.doubt(node)
 
-    def _ask(
-        self, clients: Sequence[int], now: _Round, letters: _Letters, asked: dict[int, int], seconds: float
-    ) -> Mailing:
-        """Send the plan to these clients, or to others in place of those that are not connected."""
-        to_nodes: dict[int, RecordDict] = {}
+    def _replies(self, pending: PendingReplies, deadline: float, quorum: Callable[[], bool]) -> Iterator[Reply]:
+        """Yield replies until the deadline, or until the grace period after the quorum was reached."""
+        shortened = False
+        end = deadline
+        for reply in pending.replies(deadline):
+            if reply is not None:
+                yield reply
+            if self.config.grace_seconds and not shortened and quorum():
+                shortened, end = True, min(deadline, time.monotonic() + self.config.grace_seconds)
+            if reply is None and time.monotonic() >= end:
+                return
+
+    def _send_plan(self, clients: Sequence[int], now: _Round, asked: dict[int, int], deadline: float) -> PendingReplies:
+        """Send the plan to these clients, or to substitutes of those that are not connected."""
+        requests: dict[int, RecordDict] = {}
         waiting = list(clients)
         while waiting:
             client = waiting.pop(0)
-            node = self.directory.node_of(client)
+            node = self.registry.connected.get(client)
             if node is not None:
                 now.problems.pop(client, None)
                 asked[node] = client
-                to_nodes[node] = letters.to(client)
+                self._read_versions(client, now)
+                instruction = encode_instruction(self.instruction(client), now.plan)
+                requests[node] = RecordDict({**now.tensors, "plan": instruction})
                 continue
             self._fail(now, client, None, "not connected")
-            if self.settings.replace and not now.plan.survey and (other := self._substitute(now)) is not None:
+            if (other := self._substitute(now)) is not None:
                 now.queue[now.queue.index(client)] = other
                 now.replaced[client] = other
                 waiting.append(other)
-        kind = "train.survey" if now.plan.survey else "train"
-        return self.post.send(to_nodes, kind, str(now.plan.round + 1), seconds)
+        kind = "train.final_pass" if now.plan.final_pass else "train"
+        return self.transport.send(requests, kind, str(now.plan.round + 1), max(1.0, deadline - time.monotonic()))
 
     def _substitute(self, now: _Round) -> int | None:
-        """Another site for this round, drawn from those that are connected and have no part in it."""
-        taken = {*now.queue, *now.done, *now.problems}
-        free = sorted(c for c in self.directory.here if c not in taken and self._size(c) > 0)
-        if not free or now.plan.survey:
+        """Draw a connected site that is not part of the round, if sites may be replaced."""
+        if not self.config.replace or now.plan.final_pass:
             return None
-        draw = stream(self.lab.settings.seed, "substitute", now.plan.round, len(now.replaced))
+        taken = {*now.queue, *now.done, *now.problems}
+        free = sorted(c for c in self.registry.connected if c not in taken and self._size(c) > 0)
+        if not free:
+            return None
+        draw = stream(self.experiment.config.seed, "substitute", now.plan.round, len(now.replaced))
         return int(draw.choice(free))
 
-    def _take(self, reply: Reply, client: int, now: _Round, stages: dict[str, float]) -> bool:
-        """Check a reply; keep it if it is sound."""
+    def _accept(self, reply: Reply, client: int, now: _Round) -> bool:
+        """Validate a reply and store its result; return whether it is valid."""
         if reply.content is None:
             self._fail(now, client, reply.node, reply.problem)
-            self.directory.doubt(reply.node)
+            self.registry.doubt(reply.node)
             return False
         began = time.monotonic()
         try:
-            site = read_result(reply.content)
-            now.expected.check(site, client, self._size(client))
-            stages["check"] = stages.get("check", 0.0) + time.monotonic() - began
+            site = decode_result(reply.content)
+            now.validator.check(site, client, self._size(client))
+            now.spend("check", began)
         except BadMessageError as error:
             self._fail(now, client, reply.node, f"rejected: {error}")
             now.rejected.append(client)
             return False
         for stage, spent in (site.seconds or {}).items():
-            stages[f"site {stage}"] = max(stages.get(f"site {stage}", 0.0), spent)
+            now.stages[f"site {stage}"] = max(now.stages.get(f"site {stage}", 0.0), spent)
         if site.lost:
             log.warning(
-                "round %d: site %d (node %d) lost what it kept and began anew", now.plan.round + 1, client, reply.node
-            )
-        receipt: PartTensors = {}
+                "round %d: site %d (node %d) lost its client state and started with empty state",
+                now.plan.round + 1, client, reply.node,
+            )  # fmt: skip
+        receipt: ComponentTensors = {}
         if site.keeps:
             now.versions[client] = (*self._versions.get(client, ()), now.plan.round + 1)
             receipt = {RECEIPT: {"versions": torch.tensor(now.versions[client], dtype=torch.int64)}}
-        now.results[client] = replace(site.result, kept=receipt)
+        now.results[client] = replace(site.result, client_state=receipt)
         now.problems.pop(client, None)
         return True
 
@@ -254,147 +260,125 @@ class FlowerEngine:
         log.warning("round %d: %s", now.plan.round + 1, what)
 
     def _size(self, client: int) -> int:
-        return int(self.lab.sizes[client])
+        return int(self.experiment.sizes[client])
 
-    # -- what sites keep ----------------------------------------------------------------------------------------
-    def look_up(self, client: int, round: int, kept: Callable[[int], PartTensors]) -> None:
-        """Read from the run folder which versions of its state a client has."""
-        receipt = kept(client).get(RECEIPT, {}).get("versions")
+    # -- versions of the client state -----------------------------------------------------------------------------
+    def _read_versions(self, client: int, now: _Round) -> None:
+        """Read from the run directory which versions of its state a client has."""
+        receipt = now.client_state(client).get(RECEIPT, {}).get("versions")
         found = [] if receipt is None else [int(version) for version in receipt.tolist()]
-        self._versions[client] = self._needed(found, round)
+        self._versions[client] = self._needed_versions(found, now.plan.round)
 
-    def _needed(self, versions: Sequence[int], round: int) -> tuple[int, ...]:
-        """Of these, the ones that may be asked for from this round on.
+    def _needed_versions(self, versions: Sequence[int], round: int) -> tuple[int, ...]:
+        """Versions that may be needed from this round on.
 
-        A server that dies goes on from its last checkpoint, and wants its sites as they were then: so the newest
-        version of the surest checkpoint's time stays, and all that came later.
+        A server that dies resumes from its last checkpoint and needs the sites' state as of then: so the newest version
+        at the last certain checkpoint stays, and all later ones.
         """
-        every = self.lab.settings.checkpoint.every
-        saved = round // every * every  # while this round goes on, this checkpoint is surely there
+        every = self.experiment.config.checkpoint.every
+        saved = round // every * every  # this checkpoint certainly exists during this round
         settled = [version for version in versions if version <= saved]
         return (*settled[-1:], *(version for version in versions if version > saved))
 
     # -- evaluation ---------------------------------------------------------------------------------------------
-    def evaluate(self, model: Tensors, received: PartTensors, client: int | None = None) -> Evaluation:
+    def evaluate(self, model: Tensors, broadcast: ComponentTensors, client: int | None = None) -> Evaluation:
         """See :class:`~fedfa.engines.engine.Engine`: on the server's test data, on the sites' own, or on both.
 
-        With both, the server's counts; what the sites say is remarked on.
+        With both, the server's evaluation is returned and the sites' accuracy is added to the remarks.
         """
         if client is not None:
-            return self.evaluate_each({client: model}, received)[client]
-        if self.settings.evaluation == "server":
-            return self.local.evaluate(model, received)
-        self.directory.refresh()
-        answers = self._ask_evaluations(sorted(self.directory.here), model, received, personal=False)
-        if self.settings.evaluation == "sites":
-            return combine(_some(answers))
-        if answers:  # else the warnings tell why, and the server's own evaluation is what counts
-            self._remarks.setdefault("federation", {})["sites_accuracy"] = combine(answers).accuracy
-        return self.local.evaluate(model, received)
+            return self.evaluate_each({client: model}, broadcast)[client]
+        if self.config.evaluation == "server":
+            return self.local.evaluate(model, broadcast)
+        self.registry.refresh()
+        evaluations = self._site_evaluations(sorted(self.registry.connected), model, broadcast, personal=False)
+        if self.config.evaluation == "sites":
+            return combine(_require_any(evaluations))
+        if evaluations:  # otherwise the log has the reasons
+            self._remarks.setdefault("federation", {})["sites_accuracy"] = combine(evaluations).accuracy
+        return self.local.evaluate(model, broadcast)
 
-    def evaluate_each(self, models: Mapping[int, Tensors], received: PartTensors) -> dict[int, Evaluation]:
-        """See :class:`~fedfa.engines.engine.Engine`: each site has its own tensors, and adds them itself."""
+    def evaluate_each(self, models: Mapping[int, Tensors], broadcast: ComponentTensors) -> dict[int, Evaluation]:
+        """See :class:`~fedfa.engines.engine.Engine`: each site adds its own personal tensors."""
         if not models:
             return {}
         model = next(iter(models.values()))
-        self.directory.refresh()
-        found = _some(self._ask_evaluations(list(models), model, received, personal=True))
-        answers = {one.client: one.evaluation for one in found}
-        return {client: answers[client] for client in models if client in answers}
+        self.registry.refresh()
+        evaluations = _require_any(self._site_evaluations(list(models), model, broadcast, personal=True))
+        return {one.client: one.evaluation for one in evaluations}
 
-    def _ask_evaluations(
-        self, clients: Sequence[int], model: Tensors, received: PartTensors, personal: bool
+    def _site_evaluations(
+        self, clients: Sequence[int], model: Tensors, broadcast: ComponentTensors, personal: bool
     ) -> list[SiteEvaluation]:
-        records = {"model": model_record(model), **received_records(received)}
-        asked = {node: client for client in clients if (node := self.directory.node_of(client)) is not None}
-        letters = {
-            node: RecordDict({**records, "plan": instruct(self.instruction(client, personal))})
+        tensors = encode_tensors(model, broadcast)
+        asked = {node: client for client in clients if (node := self.registry.connected.get(client)) is not None}
+        requests = {
+            node: RecordDict({**tensors, "plan": encode_instruction(self.instruction(client, personal))})
             for node, client in asked.items()
         }
-        seconds, grace = self.settings.round_seconds, self.settings.grace_seconds
-        needed = max(1, math.ceil(self.settings.quorum * len(asked)))
-        mailing = self.post.send(letters, "evaluate", "evaluation", seconds)
+        needed, seconds = self._quorum(len(asked)), self.config.round_seconds
+        pending = self.transport.send(requests, "evaluate", "evaluation", seconds)
         found: dict[int, SiteEvaluation] = {}
-        over = until = time.monotonic() + seconds
-        for reply in mailing.replies(until):
-            if grace and len(found) >= needed and over == until:
-                over = min(until, time.monotonic() + grace)
-            if reply is None:
-                if time.monotonic() >= over:
-                    break
-                continue
+        for reply in self._replies(pending, time.monotonic() + seconds, lambda: len(found) >= needed):
             client = asked[reply.node]
             try:
                 if reply.content is None:
                     raise BadMessageError(reply.problem)
-                site = read_evaluation(reply.content, self.lab.task.num_classes)
+                site = decode_evaluation(reply.content, self.experiment.task.num_classes)
                 if site.client != client:
-                    raise BadMessageError(f"it calls itself client {site.client}")
+                    raise BadMessageError(f"it is from client {site.client}")
                 found[client] = site
             except BadMessageError as error:
                 log.warning("evaluation of node %d (site %d) is left out: %s", reply.node, client, error)
-        for node in mailing.silent:
+        for node in pending.unanswered:
             log.warning("evaluation of node %d (site %d) is left out: no reply in time", node, asked[node])
         return [found[client] for client in clients if client in found]
 
     def instruction(self, client: int, with_state: bool = True) -> Instruction:
-        """What a site must know besides the tensors."""
+        """Instruction for a site."""
         return Instruction(
             run=self.run,
             client=client,
-            settings=self._settings_text,
+            config=self._settings_text,
             origin=self._origin,
             versions=self._versions.get(client, ()) if with_state else (),
-            renew_lost_state=self.settings.lost_state == "renew",
+            renew_lost_state=self.config.lost_state == "renew",
         )
 
     # -- the record ---------------------------------------------------------------------------------------------
-    def _remark(self, now: _Round, clients: Sequence[int], stages: Mapping[str, float]) -> None:
+    def _finish(self, now: _Round, clients: Sequence[int]) -> None:
         absent = [client for client in clients if client not in now.done]
-        if not now.plan.survey:
+        if not now.plan.final_pass:
             self._versions |= {client: now.versions[client] for client in now.done if client in now.versions}
         self._remarks = {
             "federation": {
                 **({"absent": absent} if absent else {}),
                 **({"rejected": now.rejected} if now.rejected else {}),
                 **({"replaced": {str(old): new for old, new in now.replaced.items()}} if now.replaced else {}),
-                "seconds": {stage: round(spent, 4) for stage, spent in stages.items()},
+                "seconds": {stage: round(spent, 4) for stage, spent in now.stages.items()},
             }
         }
 
     def remarks(self) -> dict[str, Any]:
-        """Who was absent, rejected or replaced, and where the time went."""
-        said, self._remarks = self._remarks, {}
-        return said
+        """Absent, rejected and replaced sites, and time by stage."""
+        remarks, self._remarks = self._remarks, {}
+        return remarks
 
     def close(self) -> None:
-        """Nothing to let go of: the grid is Flower's."""
+        """Do nothing: Flower owns the grid."""
 
 
-def _some(answers: list[SiteEvaluation]) -> list[SiteEvaluation]:
-    """These, if there are any."""
-    if not answers:
+def _require_any(evaluations: list[SiteEvaluation]) -> list[SiteEvaluation]:
+    if not evaluations:
         raise FederationError(
             "no site could evaluate the model; see the warnings above. With federation.evaluation = server the "
             "server does it, if it has test data"
         )
-    return answers
-
-
-class _Letters:
-    """The messages of a round; arrays are made once and shared by all of them."""
-
-    def __init__(self, engine: FlowerEngine, plan: RoundPlan, kept: Callable[[int], PartTensors]) -> None:
-        self._engine, self._plan, self._kept = engine, plan, kept
-        self._records = {"model": model_record(plan.model), **received_records(plan.received)}
-
-    def to(self, client: int) -> RecordDict:
-        self._engine.look_up(client, self._plan.round, self._kept)
-        return RecordDict({**self._records, "plan": instruct(self._engine.instruction(client), self._plan)})
+    return evaluations
 
 
 def combine(each: Sequence[SiteEvaluation]) -> Evaluation:
-    """One evaluation from several sites', as if their test samples lay in one place.
+    """Combine the evaluations of several sites as if their test samples were in one place.
 
     Example:
         >>> a = SiteEvaluation(0, Evaluation(1.0, 0.1, [1.0, None], {}), (3, 0))
@@ -405,23 +389,23 @@ def combine(each: Sequence[SiteEvaluation]) -> Evaluation:
     classes: dict[int, list[tuple[float, int]]] = {}
     domains: dict[str, list[tuple[float, int]]] = {}
     for site in each:
-        one = site.evaluation
-        for number, (share, count) in enumerate(zip(one.class_accuracy, site.class_counts, strict=True)):
-            classes.setdefault(number, []).append((share or 0.0, count))
-        for (name, accuracy), count in zip(one.domain_accuracy.items(), site.domain_counts, strict=True):
+        evaluation = site.evaluation
+        for number, (value, count) in enumerate(zip(evaluation.class_accuracy, site.class_counts, strict=True)):
+            classes.setdefault(number, []).append((value or 0.0, count))
+        for (name, accuracy), count in zip(evaluation.domain_accuracy.items(), site.domain_counts, strict=True):
             domains.setdefault(name, []).append((accuracy, count))
-    by_class = [_share(parts) if any(count for _, count in parts) else None for parts in classes.values()]
-    by_domain = {name: _share(domains[name]) for name in sorted(domains)}
-    everything = _share([part for parts in classes.values() for part in parts])
+    by_class = [_accuracy(pairs) if any(count for _, count in pairs) else None for pairs in classes.values()]
+    by_domain = {name: _accuracy(domains[name]) for name in sorted(domains)}
+    overall = _accuracy([pair for pairs in classes.values() for pair in pairs])
     several = all(site.evaluation.domain_accuracy for site in each)
     sizes = [sum(site.class_counts) for site in each]
     loss = sum(size * site.evaluation.loss for size, site in zip(sizes, each, strict=True)) / sum(sizes)
-    return Evaluation(sum(by_domain.values()) / len(by_domain) if several else everything, loss, by_class, by_domain)
+    return Evaluation(sum(by_domain.values()) / len(by_domain) if several else overall, loss, by_class, by_domain)
 
 
-def _share(parts: Sequence[tuple[float, int]]) -> float:
-    """The share of hits in several parts together, each given by its own share and its number of samples.
+def _accuracy(pairs: Sequence[tuple[float, int]]) -> float:
+    """Accuracy over several sets of samples, each given by its accuracy and size.
 
-    Hits are whole numbers, so rounding them brings back what was divided: the result is exact.
+    Numbers of correct samples are integers, so rounding recovers them and the result is exact.
     """
-    return sum(round(share * count) for share, count in parts) / sum(count for _, count in parts)
+    return sum(round(accuracy * count) for accuracy, count in pairs) / sum(count for _, count in pairs)

@@ -1,15 +1,16 @@
-"""What travels: plans and results of rounds as Flower's records, and back.
+"""Encoding of plans, results and evaluations as Flower's records.
 
 =============  ==================================================================================================
-to a site      ``model`` and one record ``received/PART`` per part (arrays), ``plan`` (plain values)
-from a site    ``sums`` (arrays, named as :func:`~fedfa.learning.sums.flatten_sums` does), ``result`` (plain values)
+to a site      ``model`` and one record ``broadcast/COMPONENT`` per component (arrays), ``plan`` (plain values)
+from a site    ``contribution`` (arrays, named as by :func:`~fedfa.learning.aggregate.flatten_contribution`),
+               ``result`` (plain values)
 =============  ==================================================================================================
 
-Arrays are NumPy's own format, written and read here: dtype and shape are kept to the bit, BatchNorm's counters stay
-whole numbers, nothing is unpickled, and an array that claims to be larger than the bytes that came is refused before
-any memory is taken. What NumPy has no type for (bfloat16) goes as plain bytes.
+Arrays use NumPy's own format, written and read here: dtype and shape are preserved exactly, BatchNorm's counters stay
+integers, nothing is unpickled, and an array that claims to be larger than its bytes is rejected before any memory is
+allocated. Types that NumPy lacks (bfloat16) are sent as plain bytes.
 
-Reading raises :class:`BadMessageError`: whoever reads a stranger's message must expect anything.
+Decoding raises :class:`BadMessageError` for any malformed input, because messages are not trusted.
 """
 
 from __future__ import annotations
@@ -24,28 +25,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedfa.flower.environment import hush
+from fedfa.flower.environment import disable_telemetry
 
-hush()
+disable_telemetry()
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict  # noqa: E402  (Flower reads the environment on import)
 
+from fedfa.learning.aggregate import flatten_contribution, unflatten_contribution  # noqa: E402
 from fedfa.learning.client import ClientResult, RoundPlan  # noqa: E402
+from fedfa.learning.context import LocalTraining  # noqa: E402
 from fedfa.learning.evaluate import Evaluation  # noqa: E402
-from fedfa.learning.part import LocalTraining  # noqa: E402
-from fedfa.learning.sums import flatten_sums, unflatten_sums  # noqa: E402
-from fedfa.learning.tensors import PartTensors, Tensors  # noqa: E402
+from fedfa.learning.tensors import ComponentTensors, Tensors  # noqa: E402
 
 NUMPY = "numpy.ndarray"
 """Flower's name for NumPy's format."""
 BYTES = "fedfa.bytes"
 """Elements in memory order, little-endian; for types that NumPy lacks."""
 
-_RECEIVED = "received/"
-_LONGEST = 1e9
-"""Seconds; thirty years."""
-_LARGEST = float(torch.finfo(torch.float32).max)
+_BROADCAST = "broadcast/"
+_LONGEST_SECONDS = 1e9
+"""Thirty years."""
+_LARGEST_LOSS = float(torch.finfo(torch.float32).max)
 _AS_BYTES = {torch.bfloat16: torch.int16}
-"""Types that travel as plain bytes, and the whole numbers of the same width that stand for them."""
+"""Types that are sent as plain bytes, and the integer type of the same width."""
 _DTYPES = {
     name: getattr(torch, name)
     for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64",
@@ -54,12 +55,12 @@ _DTYPES = {
 
 
 class BadMessageError(Exception):
-    """A message is not what it should be; says how."""
+    """A message is malformed or implausible."""
 
 
 # -- arrays -----------------------------------------------------------------------------------------------------------
 def array_of(value: Tensor) -> Array:
-    """A tensor as Flower's array.
+    """Encode a tensor as Flower's array.
 
     Example:
         >>> array = array_of(torch.tensor(3))
@@ -70,65 +71,62 @@ def array_of(value: Tensor) -> Array:
     if value.dtype in _AS_BYTES:
         plain = value.contiguous().view(_AS_BYTES[value.dtype]).numpy()
         return Array(_name(value.dtype), tuple(value.shape), BYTES, plain.tobytes())
-    written = io.BytesIO()
-    np.lib.format.write_array(written, value.numpy(), allow_pickle=False)
-    return Array(_name(value.dtype), tuple(value.shape), NUMPY, written.getvalue())
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, value.numpy(), allow_pickle=False)
+    return Array(_name(value.dtype), tuple(value.shape), NUMPY, buffer.getvalue())
 
 
 def tensor_of(array: Array) -> Tensor:
-    """The tensor that an array holds, in memory of its own.
+    """Decode an array into a tensor with its own memory.
 
     Raises:
-        BadMessageError: Unknown type or form, or more or fewer bytes than the shape needs.
+        BadMessageError: Unknown dtype or format, or the number of bytes does not match the shape.
     """
     try:
         if array.stype == BYTES:
             return _from_bytes(array)
         if array.stype != NUMPY:
-            raise BadMessageError(f"unknown form {array.stype!r}")
+            raise BadMessageError(f"unknown format {array.stype!r}")
         file = io.BytesIO(array.data)
         version = np.lib.format.read_magic(file)
-        read_header = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }.get(version)
-        if read_header is None:
+        if version not in ((1, 0), (2, 0)):
             raise BadMessageError(f"unknown version {version} of NumPy's format")
-        shape, by_columns, dtype = read_header(file)
-        known = _DTYPES.get(dtype.name)
-        if known is None:
-            raise BadMessageError(f"unknown type of numbers {dtype}")
-        return _filled(array.data, file.tell(), dtype, known, shape, by_columns)
+        read_header = np.lib.format.read_array_header_1_0 if version[0] == 1 else np.lib.format.read_array_header_2_0
+        shape, fortran_order, numpy_dtype = read_header(file)
+        dtype = _DTYPES.get(numpy_dtype.name)
+        if dtype is None:
+            raise BadMessageError(f"unknown dtype {numpy_dtype}")
+        return _filled(array.data, file.tell(), numpy_dtype, dtype, shape, fortran_order)
     except BadMessageError:
         raise
-    # NumPy parses the head as Python's own tokens, which fails in many ways; and a shape without elements can still be
-    # more than torch can count, or have more dimensions than NumPy allows.
+    # NumPy parses the header as Python tokens, which can fail in many ways. A shape without elements can still exceed
+    # what torch can count, or have more dimensions than NumPy allows.
     except Exception as error:
         raise BadMessageError(f"not an array in NumPy's format ({type(error).__name__}: {error})") from None
 
 
 def _from_bytes(array: Array) -> Tensor:
-    for dtype, standing_for in _AS_BYTES.items():
+    for dtype, as_integer in _AS_BYTES.items():
         if array.dtype == _name(dtype):
-            numbers = np.dtype(_name(standing_for)).newbyteorder("<")
-            return _filled(array.data, 0, numbers, standing_for, tuple(array.shape), False).view(dtype)
-    raise BadMessageError(f"unknown type of numbers {array.dtype!r}")
+            numpy_dtype = np.dtype(_name(as_integer)).newbyteorder("<")
+            return _filled(array.data, 0, numpy_dtype, as_integer, tuple(array.shape), False).view(dtype)
+    raise BadMessageError(f"unknown dtype {array.dtype!r}")
 
 
 def _filled(
-    data: bytes, start: int, dtype: np.dtype[Any], known: torch.dtype, shape: tuple[int, ...], by_columns: bool
+    data: bytes, start: int, numpy_dtype: np.dtype[Any], dtype: torch.dtype, shape: tuple[int, ...], fortran_order: bool
 ) -> Tensor:
-    """Copy the elements to where torch puts its own: kernels may take other paths on memory that is not aligned."""
-    count = math.prod(shape)  # exact: Python's numbers do not overflow
-    if any(length < 0 for length in shape) or len(data) - start != count * dtype.itemsize:
+    """Copy the elements to memory from torch's allocator: kernels may take other paths on unaligned memory."""
+    count = math.prod(shape)  # Python integers do not overflow
+    if any(length < 0 for length in shape) or len(data) - start != count * numpy_dtype.itemsize:
         raise BadMessageError(
-            f"{max(len(data) - start, 0)} bytes do not make {dtype} of shape {list(shape)}, which needs "
-            f"{count * dtype.itemsize}"
+            f"{max(len(data) - start, 0)} bytes do not make {numpy_dtype} of shape {list(shape)}, which needs "
+            f"{count * numpy_dtype.itemsize}"
         )
-    tensor = torch.empty(shape[::-1] if by_columns else shape, dtype=known)
+    tensor = torch.empty(shape[::-1] if fortran_order else shape, dtype=dtype)
     if count:
-        tensor.numpy()[...] = np.frombuffer(data, dtype, count, start).reshape(tensor.shape)
-    return tensor.permute(*reversed(range(len(shape)))) if by_columns else tensor
+        tensor.numpy()[...] = np.frombuffer(data, numpy_dtype, count, start).reshape(tensor.shape)
+    return tensor.permute(*reversed(range(len(shape)))) if fortran_order else tensor
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -136,7 +134,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def arrays_of(tensors: Mapping[str, Tensor]) -> ArrayRecord:
-    """Named tensors as a record."""
+    """Encode named tensors as a record."""
     return ArrayRecord({name: array_of(value) for name, value in tensors.items()})
 
 
@@ -144,7 +142,7 @@ def tensors_of(record: Mapping[str, Array]) -> Tensors:
     """The inverse of :func:`arrays_of`.
 
     Raises:
-        BadMessageError: Names the array that cannot be read.
+        BadMessageError: An array cannot be decoded; the message names it.
     """
     tensors: Tensors = {}
     for name, array in record.items():
@@ -161,131 +159,112 @@ class Instruction:
     """What a site needs besides the tensors of a plan."""
 
     run: str
-    """Names the run on the sites' disks; the same after the server was restarted."""
+    """The run's key on the sites' disks; it stays the same when the server is restarted."""
     client: int
-    """Number of the client that the site is to be."""
-    settings: str
-    """The run's complete settings, as TOML."""
+    """Number of the client that the site acts as."""
+    config: str
+    """The run's complete config, as TOML."""
     origin: Mapping[str, str]
-    """Fingerprints of what the server works with: network, data, method files."""
+    """Fingerprints of the server's network, data and algorithm files."""
     versions: tuple[int, ...] = ()
-    """Versions of the site's state that the server may still ask for; the last one is to be used."""
+    """Versions of the client state that the server may still need; the last one is current."""
     renew_lost_state: bool = True
-    """Whether a site that lost its state may begin anew."""
+    """Whether a site that lost its state may start with empty state."""
 
 
-def model_record(model: Tensors) -> ArrayRecord:
-    """The weights; made once a round, for all sites."""
-    return arrays_of(model)
+def encode_tensors(model: Tensors, broadcast: ComponentTensors) -> dict[str, ArrayRecord]:
+    """Records of the model and of the components' broadcast; made once per round, for all sites."""
+    return {
+        "model": arrays_of(model),
+        **{f"{_BROADCAST}{component}": arrays_of(tensors) for component, tensors in broadcast.items()},
+    }
 
 
-def received_records(received: PartTensors) -> dict[str, ArrayRecord]:
-    """What the parts send; made once a round, for all sites."""
-    return {f"{_RECEIVED}{part}": arrays_of(tensors) for part, tensors in received.items()}
-
-
-def instruct(instruction: Instruction, plan: RoundPlan | None = None) -> ConfigRecord:
-    """The plain values of a message to a site."""
+def encode_instruction(instruction: Instruction, plan: RoundPlan | None = None) -> ConfigRecord:
+    """Encode the plain values of a message to a site."""
     values: dict[str, Any] = {
         "run": instruction.run,
         "client": instruction.client,
-        "settings": instruction.settings,
+        "config": instruction.config,
         "versions": list(instruction.versions),
         "renew_lost_state": instruction.renew_lost_state,
-        **{f"origin/{what}": mark for what, mark in instruction.origin.items()},
+        **{f"origin/{what}": fingerprint for what, fingerprint in instruction.origin.items()},
     }
     if plan is not None:
-        values |= {"round": plan.round, "rounds": plan.rounds, "seed": plan.seed, "survey": plan.survey}
-        values |= {f"local/{name}": value for name, value in asdict(plan.local).items() if value is not None}
+        values |= {"round": plan.round, "rounds": plan.rounds, "seed": plan.seed, "final_pass": plan.final_pass}
+        values |= {f"local/{name}": value for name, value in plan.local.model_dump().items() if value is not None}
     return ConfigRecord(values)
 
 
-def read_instruction(content: RecordDict) -> Instruction:
-    """The inverse of :func:`instruct`."""
+def decode_instruction(content: RecordDict) -> Instruction:
+    """The inverse of :func:`encode_instruction`."""
     values = _plain(content, "plan")
     return Instruction(
-        run=_value(values, "run", str),
-        client=_value(values, "client", int),
-        settings=_value(values, "settings", str),
-        origin={key.removeprefix("origin/"): str(mark) for key, mark in values.items() if key.startswith("origin/")},
+        **_values(values, run=str, client=int, config=str, renew_lost_state=bool),
+        origin={what: str(fingerprint) for what, fingerprint in _below(values, "origin/").items()},
         versions=tuple(int(version) for version in _value(values, "versions", list)),
-        renew_lost_state=_value(values, "renew_lost_state", bool),
     )
 
 
-def read_plan(content: RecordDict) -> RoundPlan:
-    """The plan of a round, as a site receives it."""
+def decode_plan(content: RecordDict) -> RoundPlan:
+    """Decode the plan of a round."""
     values = _plain(content, "plan")
-    model, received = read_model(content)
-    local = {key.removeprefix("local/"): value for key, value in values.items() if key.startswith("local/")}
+    model, broadcast = decode_model(content)
     try:
-        training = LocalTraining(**local)
+        local = LocalTraining(**_below(values, "local/"))
     except TypeError as error:
-        raise BadMessageError(f"the plan does not say how to train: {error}") from None
-    return RoundPlan(
-        round=_value(values, "round", int),
-        model=model,
-        received=received,
-        local=training,
-        seed=_value(values, "seed", int),
-        rounds=_value(values, "rounds", int),
-        survey=_value(values, "survey", bool),
-    )
+        raise BadMessageError(f"the plan has no valid local training: {error}") from None
+    plain = _values(values, round=int, seed=int, rounds=int, final_pass=bool)
+    return RoundPlan(model=model, broadcast=broadcast, local=local, **plain)
 
 
-def read_model(content: RecordDict) -> tuple[Tensors, PartTensors]:
-    """The weights, and what the parts sent."""
+def decode_model(content: RecordDict) -> tuple[Tensors, ComponentTensors]:
+    """Decode the weights and the components' broadcast."""
     if "model" not in content.array_records:
         raise BadMessageError("the message has no model")
-    received = {
-        name.removeprefix(_RECEIVED): tensors_of(record)
-        for name, record in content.array_records.items()
-        if name.startswith(_RECEIVED)
+    broadcast = _below(content.array_records, _BROADCAST)
+    return tensors_of(content.array_records["model"]), {
+        component: tensors_of(record) for component, record in broadcast.items()
     }
-    return tensors_of(content.array_records["model"]), received
 
 
 # -- from a site ------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class SiteResult:
-    """What a site says about a round besides its sums."""
+    """A client's result and what the site reports with it."""
 
     result: ClientResult
-    """Without what the client keeps: that stays with it."""
+    """Without the client state, which stays at the site."""
     run: str
     round: int
     keeps: bool
-    """Whether the site keeps tensors of this client for its next round."""
+    """Whether the site keeps client state for the next round."""
     lost: bool = False
-    """Whether it began anew because its state was gone."""
+    """Whether it started with empty state because its state was missing."""
     seconds: Mapping[str, float] | None = None
-    """Where the time went, by stage."""
+    """Time by stage."""
 
 
-def describe_result(site: SiteResult) -> RecordDict:
-    """The reply to a plan."""
+def encode_result(site: SiteResult) -> RecordDict:
+    """Encode the reply to a plan."""
     result = site.result
     values: dict[str, Any] = {
-        "run": site.run,
-        "round": site.round,
-        "client": result.client,
-        "keeps": site.keeps,
-        "lost": site.lost,
-        "steps": result.steps,
-        "sample_steps": result.sample_steps,
+        **{name: getattr(site, name) for name in ("run", "round", "keeps", "lost")},
+        **{name: getattr(result, name) for name in ("client", "steps", "sample_steps")},
         "cpu_seconds": float(result.cpu_seconds),
         **({} if result.loss is None else {"loss": float(result.loss)}),
         **{f"seconds/{stage}": float(spent) for stage, spent in (site.seconds or {}).items()},
     }
-    return RecordDict({"sums": arrays_of(flatten_sums(result.sums)), "result": ConfigRecord(values)})
+    contribution = arrays_of(flatten_contribution(result.contribution))
+    return RecordDict({"contribution": contribution, "result": ConfigRecord(values)})
 
 
-def read_result(content: RecordDict) -> SiteResult:
-    """The inverse of :func:`describe_result`; whether it makes sense is for :mod:`fedfa.flower.checks`."""
+def decode_result(content: RecordDict) -> SiteResult:
+    """The inverse of :func:`encode_result`; :mod:`fedfa.flower.checks` decides whether the result is plausible."""
     values = _plain(content, "result")
-    if "sums" not in content.array_records:
-        raise BadMessageError("the reply has no sums")
-    flat = tensors_of(content.array_records["sums"])
+    if "contribution" not in content.array_records:
+        raise BadMessageError("the reply has no contribution")
+    flat = tensors_of(content.array_records["contribution"])
     groups = {name.removesuffix("#weight") for name in flat if ":" not in name and name.endswith("#weight")}
     for name in flat:
         if ":" in name and name.split(":", 1)[0] not in groups:
@@ -293,58 +272,49 @@ def read_result(content: RecordDict) -> SiteResult:
         if ":" not in name and not name.endswith("#weight"):
             raise BadMessageError(f"{name!r} is neither a sum nor a weight")
     result = ClientResult(
-        client=_value(values, "client", int),
-        sums=unflatten_sums(flat),
-        kept={},
-        steps=_value(values, "steps", int),
-        sample_steps=_value(values, "sample_steps", int),
+        **_values(values, client=int, steps=int, sample_steps=int),
+        contribution=unflatten_contribution(flat),
+        client_state={},
         loss=_loss(values),
         cpu_seconds=_duration(values, "cpu_seconds"),
     )
-    return SiteResult(
-        result=result,
-        run=_value(values, "run", str),
-        round=_value(values, "round", int),
-        keeps=_value(values, "keeps", bool),
-        lost=_value(values, "lost", bool),
-        seconds={key.removeprefix("seconds/"): _duration(values, key) for key in values if key.startswith("seconds/")},
-    )
+    seconds = {key.removeprefix("seconds/"): _duration(values, key) for key in values if key.startswith("seconds/")}
+    return SiteResult(result=result, seconds=seconds, **_values(values, run=str, round=int, keeps=bool, lost=bool))
 
 
 @dataclass(frozen=True)
 class Announcement:
-    """What a site says of itself before it takes part."""
+    """What a site announces before it takes part."""
 
     site: int
-    """Its number among the clients (``partition-id``)."""
+    """Its client number (``partition-id``)."""
     sites: int | None
-    """How many there are (``num-partitions``), where it knows."""
+    """Number of sites (``num-partitions``), if configured."""
     version: str
-    """Of fedfa."""
+    """Version of fedfa."""
     samples: int | None = None
-    """How many training samples it holds; left out where the server knows the split itself."""
+    """Number of training samples; left out if the server knows the partition."""
     input_shape: tuple[int, ...] | None = None
-    """Shape of one input as the network reads it."""
+    """Shape of one network input."""
 
 
-def describe_site(site: Announcement) -> RecordDict:
-    """The reply to the question who a node is."""
+def encode_announcement(site: Announcement) -> RecordDict:
+    """Encode the reply to ``query.site``."""
     values = {name: value for name, value in asdict(site).items() if value is not None}
     if site.input_shape is not None:
         values["input_shape"] = list(site.input_shape)
     return RecordDict({"site": ConfigRecord(values)})
 
 
-def read_announcement(content: RecordDict) -> Announcement:
-    """The inverse of :func:`describe_site`."""
+def decode_announcement(content: RecordDict) -> Announcement:
+    """The inverse of :func:`encode_announcement`."""
     values = _plain(content, "site")
     shape = values.get("input_shape")
     if shape is not None and not (isinstance(shape, list) and all(type(n) is int and 0 < n < 2**31 for n in shape)):
         raise BadMessageError(f"input_shape = {shape!r} is not a shape")
     return Announcement(
-        site=_value(values, "site", int),
+        **_values(values, site=int, version=str),
         sites=_value(values, "sites", int) if "sites" in values else None,
-        version=_value(values, "version", str),
         samples=_value(values, "samples", int) if "samples" in values else None,
         input_shape=None if shape is None else tuple(shape),
     )
@@ -352,39 +322,39 @@ def read_announcement(content: RecordDict) -> Announcement:
 
 @dataclass(frozen=True)
 class SiteEvaluation:
-    """A site's evaluation, with the counts that make it a share of a larger one."""
+    """A site's evaluation, with the sample counts needed to combine evaluations."""
 
     client: int
     evaluation: Evaluation
     class_counts: tuple[int, ...]
     """Test samples by class."""
     domain_counts: tuple[int, ...] = ()
-    """Test samples by domain, in the order of the evaluation's."""
+    """Test samples by domain, in the order of the evaluation's domains."""
 
 
-def describe_evaluation(site: SiteEvaluation) -> RecordDict:
-    """The reply to a model that was sent to be tested."""
-    one = site.evaluation
+def encode_evaluation(site: SiteEvaluation) -> RecordDict:
+    """Encode the reply to ``evaluate``."""
+    evaluation = site.evaluation
     values: dict[str, Any] = {
         "client": site.client,
-        "accuracy": one.accuracy,
-        "loss": one.loss,
+        "accuracy": evaluation.accuracy,
+        "loss": evaluation.loss,
         "class_counts": list(site.class_counts),
-        "class_accuracy": [math.nan if value is None else value for value in one.class_accuracy],
-        "domains": list(one.domain_accuracy),
-        "domain_accuracy": list(one.domain_accuracy.values()),
+        "class_accuracy": [math.nan if value is None else value for value in evaluation.class_accuracy],
+        "domains": list(evaluation.domain_accuracy),
+        "domain_accuracy": list(evaluation.domain_accuracy.values()),
         "domain_counts": list(site.domain_counts),
     }
     return RecordDict({"evaluation": ConfigRecord(values)})
 
 
-def read_evaluation(content: RecordDict, num_classes: int) -> SiteEvaluation:
-    """The inverse of :func:`describe_evaluation`, with every number checked."""
+def decode_evaluation(content: RecordDict, num_classes: int) -> SiteEvaluation:
+    """The inverse of :func:`encode_evaluation`, with every number checked."""
     values = _plain(content, "evaluation")
     counts, by_class = _value(values, "class_counts", list), _value(values, "class_accuracy", list)
     domains, by_domain = _value(values, "domains", list), _value(values, "domain_accuracy", list)
     if len(counts) != num_classes or len(by_class) != num_classes or len(domains) != len(by_domain):
-        raise BadMessageError(f"the evaluation is not one of {num_classes} classes")
+        raise BadMessageError(f"the evaluation does not have {num_classes} classes")
     by_domain_counts = _value(values, "domain_counts", list)
     if len(by_domain_counts) != len(domains):
         raise BadMessageError(f"the evaluation has {len(domains)} domains, but counts of {len(by_domain_counts)}")
@@ -392,13 +362,13 @@ def read_evaluation(content: RecordDict, num_classes: int) -> SiteEvaluation:
     if not numbers or not any(counts) or not all(by_domain_counts):
         raise BadMessageError("the evaluation's counts are not numbers of samples")
     accuracy = _value(values, "accuracy", float)
-    shares = [accuracy, *by_domain, *(share for share, count in zip(by_class, counts, strict=True) if count)]
-    if any(type(share) is not float or not 0 <= share <= 1 for share in shares):
+    fractions = [accuracy, *by_domain, *(value for value, count in zip(by_class, counts, strict=True) if count)]
+    if any(type(value) is not float or not 0 <= value <= 1 for value in fractions):
         raise BadMessageError("an accuracy is not between 0 and 1")
     evaluation = Evaluation(
         accuracy=accuracy,
         loss=_value(values, "loss", float),
-        class_accuracy=[share if count else None for share, count in zip(by_class, counts, strict=True)],
+        class_accuracy=[value if count else None for value, count in zip(by_class, counts, strict=True)],
         domain_accuracy=dict(zip(map(str, domains), by_domain, strict=True)),
     )
     return SiteEvaluation(_value(values, "client", int), evaluation, tuple(counts), tuple(by_domain_counts))
@@ -414,25 +384,33 @@ def _plain(content: RecordDict, name: str) -> Mapping[str, Any]:
     return content.config_records[name]
 
 
+def _below(values: Mapping[str, ValueT], prefix: str) -> dict[str, ValueT]:
+    return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+
+
 def _value(values: Mapping[str, Any], name: str, kind: type[ValueT]) -> ValueT:
-    """A value of exactly this type: a truth value is no whole number."""
+    """Value of exactly this type: a bool is not an int."""
     value = values.get(name)
     if type(value) is not kind:
         raise BadMessageError(f"{name} = {value!r} is not of type {kind.__name__}")
     return value
 
 
+def _values(values: Mapping[str, Any], **kinds: type[Any]) -> dict[str, Any]:
+    return {name: _value(values, name, kind) for name, kind in kinds.items()}
+
+
 def _duration(values: Mapping[str, Any], name: str) -> float:
-    """Seconds: they are added up for the record, which has no place for NaN or infinity."""
+    """Seconds; durations are summed, so NaN and infinity are not allowed."""
     seconds = _value(values, name, float)
-    if not 0 <= seconds <= _LONGEST:
-        raise BadMessageError(f"{name} = {seconds} is no duration")
+    if not 0 <= seconds <= _LONGEST_SECONDS:
+        raise BadMessageError(f"{name} = {seconds} is not a duration")
     return seconds
 
 
 def _loss(values: Mapping[str, Any]) -> float | None:
-    """A training loss; one that is not finite is allowed and left out later, but those that count must add up."""
+    """Training loss; one that is not finite is allowed and left out later, but finite ones must be summable."""
     loss = _value(values, "loss", float) if "loss" in values else None
-    if loss is not None and math.isfinite(loss) and abs(loss) > _LARGEST:
-        raise BadMessageError(f"loss = {loss} is no loss")
+    if loss is not None and math.isfinite(loss) and abs(loss) > _LARGEST_LOSS:
+        raise BadMessageError(f"loss = {loss} is not a loss")
     return loss

@@ -1,7 +1,7 @@
-"""The server's side: a Flower ``ServerApp`` that drives the project's own round loop with sites as clients.
+"""The server's side: a Flower ``ServerApp`` that drives fedfa's own round loop with sites as clients.
 
-Run folder, checkpoints, resume, surveys and summaries are the simulator's: the loop is :func:`fedfa.studies.run.run`,
-and only the engine is another one.
+Run directory, checkpoints, resume, final passes and summaries are the simulator's: the loop is
+:func:`fedfa.experiment.run.run`, with another engine.
 """
 
 from __future__ import annotations
@@ -13,53 +13,52 @@ import os
 import re
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedfa.flower.environment import hush
+from fedfa.flower.environment import disable_telemetry
 
-hush()
+disable_telemetry()
 from flwr.app import Context  # noqa: E402  (Flower reads the environment when it is imported)
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
 
+from fedfa.data import Federation  # noqa: E402
 from fedfa.engines.engine import Engine  # noqa: E402
 from fedfa.errors import FederationError, FedfaError, RunError  # noqa: E402
-from fedfa.flower.directory import Directory  # noqa: E402
+from fedfa.experiment.build import ModelSource  # noqa: E402
+from fedfa.experiment.config import OWN, Config  # noqa: E402
+from fedfa.experiment.experiment import Experiment  # noqa: E402
+from fedfa.experiment.files import write_atomically  # noqa: E402
+from fedfa.experiment.run import RunResult, run  # noqa: E402
+from fedfa.flower.config import FederationConfig, RunConfig  # noqa: E402
 from fedfa.flower.engine import FlowerEngine  # noqa: E402
-from fedfa.flower.logs import speak  # noqa: E402
-from fedfa.flower.post import Post  # noqa: E402
-from fedfa.flower.settings import FederationSettings, RunConfig  # noqa: E402
+from fedfa.flower.node_registry import NodeRegistry  # noqa: E402
 from fedfa.flower.site import DataLoader, outputs_of, own_test_data, require_model, without_data  # noqa: E402
-from fedfa.learning.server import ServerState  # noqa: E402
-from fedfa.studies.files import write_atomically  # noqa: E402
-from fedfa.studies.run import RunResult, run  # noqa: E402
-from fedfa.studies.settings import Settings  # noqa: E402
-from fedfa.studies.setup import Laboratory, ModelMaker, assemble, prepare  # noqa: E402
+from fedfa.flower.transport import Transport  # noqa: E402
 
 log = logging.getLogger("fedfa")
 
 RECORD = "federation.json"
-"""In the run folder: the run's key on the sites' disks, and how many samples each site said it holds."""
+"""File in the run directory: the run's key on the sites' disks, and the announced number of samples per site."""
 RUNS_VARIABLE = "FEDFA_RUNS"
 
 
-def make_server_app(make_model: ModelMaker | None = None, load_test_data: DataLoader | None = None) -> ServerApp:
-    """The server's app.
+def make_server_app(make_model: ModelSource | None = None, load_test_data: DataLoader | None = None) -> ServerApp:
+    """Make the server's app.
 
     Args:
-        make_model: Makes the network; left out, the one that the settings name.
-        load_test_data: Gives test data from the run config, for evaluations on the server where sites bring their own
-            data; in the forms of :func:`fedfa.flower.site.own_test_data`. Without it they evaluate on the sites.
+        make_model: Returns the network. Defaults to the configured one.
+        load_test_data: Returns test data for evaluation on the server if sites bring their own data, given the run
+            config; in the forms of :func:`fedfa.flower.site.own_test_data`. Without it the sites evaluate.
     """
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        speak()
+        _log_with_flower()
         try:
             federate(grid, context.run_config, context.run_id, make_model, load_test_data)
         except FedfaError as error:
@@ -69,161 +68,171 @@ def make_server_app(make_model: ModelMaker | None = None, load_test_data: DataLo
     return app
 
 
+def _log_with_flower() -> None:
+    """Send fedfa's log to Flower's handlers: the process's console and ``flwr run --stream``."""
+    for handler in logging.getLogger("flwr").handlers:
+        if handler not in log.handlers:
+            log.addHandler(handler)
+    if log.level == logging.NOTSET:
+        log.setLevel(logging.INFO)
+
+
 def federate(
     grid: Grid,
     run_config: dict[str, Any],
     run_id: int,
-    make_model: ModelMaker | None = None,
+    make_model: ModelSource | None = None,
     load_test_data: DataLoader | None = None,
 ) -> RunResult:
-    """Find the sites, then train with them and record it; goes on with the run that the folder holds.
+    """Find the sites, then train with them and record the run; resumes the run in the run directory.
 
     Args:
-        grid: Flower's way to the nodes.
-        run_config: What the app's configuration says.
-        run_id: Flower's number of the run; names the folder if nothing else does.
+        grid: Flower's access to the nodes.
+        run_config: The app's configuration.
+        run_id: Flower's id of the run; the default name of the run directory.
         make_model: See :func:`make_server_app`.
         load_test_data: See :func:`make_server_app`.
     """
     config = RunConfig(run_config)
     config.check()
     federation = config.federation
-    out = run_folder(federation, run_id)
-    post = Post(grid, federation.poll_seconds, federation.link_seconds)
-    directory = Directory(post)
-    sites = _gather(directory, federation)
-    own_data = directory.input_shape is not None
+    out = run_directory(federation, run_id)
+    transport = Transport(grid, federation.poll_seconds, federation.link_seconds)
+    registry = NodeRegistry(transport)
+    sites = _wait_for_sites(registry, federation)
+    own_data = registry.input_shape is not None
     config = RunConfig(run_config, own_data=own_data)
-    settings = config.settings(sites).with_own(network=make_model is not None, data=own_data)
-    log.info("%s with %d sites (%d are here); record in %s", settings.algorithm.recipe, sites, len(directory.here), out)
+    settings = _name_own(config.config(sites), network=make_model is not None, data=own_data)
+    connected = len(registry.connected)
+    log.info("%s with %d sites (%d connected); run directory %s", settings.algorithm.name, sites, connected, out)
 
-    def laboratory(resolved: Settings) -> Laboratory:
-        record = Record.open(out, directory)
+    def experiment(resolved: Config) -> Experiment:
+        record = Record.open(out, registry)
         rules = federation
+        data = None
         if own_data:
-            plain = _without_data(resolved, directory, make_model, load_test_data, run_config)
-            if len(plain.federation.dataset.test) == 0 and rules.evaluation != "sites":
+            data = _without_data(resolved, registry, make_model, load_test_data, run_config)
+            if len(data.dataset.test) == 0 and rules.evaluation != "sites":
                 log.warning("the server has no test data: models are evaluated on the sites")
                 rules = rules.model_copy(update={"evaluation": "sites"})
-        else:
-            plain = prepare(resolved, model=make_model)
+        found = SitesExperiment.from_config(resolved, model=make_model, data=data)
+        assert isinstance(found, SitesExperiment)
+        found.make_engine = lambda: FlowerEngine(found, transport, registry, rules, record.run)
+        found.announced = record.sizes if own_data else None
+        return found
 
-        def engine(lab: Laboratory) -> Engine:
-            return FlowerEngine(lab, post, directory, rules, record.run)
-
-        return SitesLaboratory(**vars(plain), make_engine=engine, announced=record.sizes if own_data else None)
-
-    result = run(settings, out, resume=federation.resume, watch=_tell(settings, sites), laboratory=laboratory)
+    result = run(settings, out, resume=federation.resume, watch=_log_round(settings, sites), experiment=experiment)
     log.info("accuracy %.2f %% after %d rounds", 100 * result.final_accuracy, settings.rounds)
     return result
 
 
-@dataclass(frozen=True)
-class SitesLaboratory(Laboratory):
-    """What the server works with when the clients are sites."""
+class SitesExperiment(Experiment):
+    """An experiment whose clients are sites."""
 
-    make_engine: Callable[[Laboratory], Engine] = field(kw_only=True)
-    announced: Callable[[int], np.ndarray] | None = field(kw_only=True)
-    """Samples of each site as they said themselves; None where the server knows the split."""
+    make_engine: Callable[[], Engine]
+    announced: Callable[[int], np.ndarray] | None = None
+    """Number of samples of each site as announced by the sites; None where the server knows the split."""
 
     @property
     def sizes(self) -> np.ndarray:
-        """How many samples each client holds."""
+        """Number of samples of each client."""
         return super().sizes if self.announced is None else self.announced(len(self.federation))
 
-    def engine(self, state: ServerState | None = None) -> Engine:
-        """The one that reaches the sites."""
-        return self.make_engine(self)
+    def engine(self) -> Engine:
+        """The engine that reaches the sites."""
+        return self.make_engine()
 
 
-def run_folder(federation: FederationSettings, run_id: int) -> Path:
-    """Where the run is recorded; a relative path is below ``FEDFA_RUNS``, where that is set."""
+def _name_own(config: Config, *, network: bool, data: bool) -> Config:
+    """The config with a network or data of the sites' own named as such: a path on the server means nothing to them."""
+    changed: dict[str, Any] = {}
+    if network:
+        changed["model"] = config.model.model_copy(update={"name": OWN, "options": {}})
+    if data:
+        changed["data"] = config.data.model_copy(update={"name": OWN})
+    return config.model_copy(update=changed)
+
+
+def run_directory(federation: FederationConfig, run_id: int) -> Path:
+    """Run directory; a relative path is resolved against ``FEDFA_RUNS``, if set."""
     base = Path(os.environ.get(RUNS_VARIABLE, "")).expanduser()
     return base / (federation.run_folder or f"runs/flower-{run_id}")
 
 
-def _gather(directory: Directory, federation: FederationSettings) -> int:
-    """Wait for the sites: for all of them, or when the time is over for enough."""
+def _wait_for_sites(registry: NodeRegistry, federation: FederationConfig) -> int:
+    """Wait for all sites, or until the deadline for a quorum; return the number of sites."""
 
     def number() -> int | None:
-        return federation.sites or directory.sites()
+        return federation.sites or registry.sites()
 
-    def all_here() -> bool:
+    def all_connected() -> bool:
         known = number()
-        return known is not None and len(directory.here) >= known
+        return known is not None and len(registry.connected) >= known
 
-    if not directory.wait_for(all_here, federation.wait_seconds):
-        known, here = number(), len(directory.here)
-        if known is None or here < max(1, math.ceil(federation.quorum * known)):
-            wanted = "as many as num-partitions in their node config says" if known is None else str(known)
-            refused = "".join(f" Node {node}: {why}." for node, why in sorted(directory.problems.items()))
-            raise FederationError(
-                f"{here} sites said who they are within {federation.wait_seconds:g} s, but {wanted} are expected and a "
-                f"share of {federation.quorum:g} is needed; start the SuperNodes, give each --node-config "
-                f"'partition-id=I num-partitions=N', or raise federation.wait_seconds.{refused}"
-            )
-        log.warning("going on with %d of %d sites", here, known)
-    known = number()
-    assert known is not None
-    if strange := sorted(client for client in directory.here if client >= known):
-        raise FederationError(f"there are {known} sites, but some say they are number {strange}; count from 0")
-    directory.limit = known  # whoever comes later must fit too
+    complete = registry.wait_for(all_connected, federation.wait_seconds)
+    known, connected = number(), len(registry.connected)
+    if known is None or (not complete and connected < max(1, math.ceil(federation.quorum * known))):
+        wanted = "as many as num-partitions in their node config" if known is None else str(known)
+        refused = "".join(f" Node {node}: {why}." for node, why in sorted(registry.problems.items()))
+        raise FederationError(
+            f"{connected} sites announced themselves within {federation.wait_seconds:g} s, but {wanted} are expected "
+            f"and a fraction of {federation.quorum:g} is needed; start the SuperNodes, give each --node-config "
+            f"'partition-id=I num-partitions=N', or raise federation.wait_seconds.{refused}"
+        )
+    if not complete:
+        log.warning("continuing with %d of %d sites", connected, known)
+    if invalid := sorted(client for client in registry.connected if client >= known):
+        raise FederationError(f"there are {known} sites, but some claim to be number {invalid}; count from 0")
+    registry.limit = known  # sites that join later must fit too
     return known
 
 
 def _without_data(
-    settings: Settings,
-    directory: Directory,
-    make_model: ModelMaker | None,
+    settings: Config,
+    registry: NodeRegistry,
+    make_model: ModelSource | None,
     load_test_data: DataLoader | None,
     run_config: dict[str, Any],
-) -> Laboratory:
-    """What the server works with when the sites bring their own data."""
+) -> Federation:
+    """Set up the server for sites that bring their own data."""
     maker = require_model(make_model)
     test = None if load_test_data is None else own_test_data(load_test_data(run_config), maker, settings.model.head)
-    assert directory.input_shape is not None
-    example = torch.zeros(2, *directory.input_shape)
+    assert registry.input_shape is not None
+    example = torch.zeros(2, *registry.input_shape)
     classes = outputs_of(maker, settings.model.head)
-    return assemble(settings, without_data(test, classes, example, settings.data.clients or 1), maker)
+    return without_data(test, classes, example, settings.data.clients or 1)
 
 
 class Record:
-    """What the run folder knows of the sites.
+    """The run directory's record of the sites."""
 
-    Args:
-        path: The run folder.
-        directory: Knows the sites that are there.
-        run: The run's key.
-        samples: Samples by site, from before.
-    """
-
-    def __init__(self, path: Path, directory: Directory, run: str, samples: dict[int, int]) -> None:
-        self.path, self.run, self._directory, self._samples = path, run, directory, samples
+    def __init__(self, path: Path, registry: NodeRegistry, run: str, samples: dict[int, int]) -> None:
+        self.path, self.run, self._registry, self._samples = path, run, registry, samples
 
     @classmethod
-    def open(cls, path: Path, directory: Directory) -> Record:
-        """Read it, or begin it with a new key.
+    def open(cls, path: Path, registry: NodeRegistry) -> Record:
+        """Read the record, or create it with a new key.
 
         Raises:
             RunError: It is damaged.
         """
         file = path / RECORD
         if not file.exists():
-            record = cls(path, directory, secrets.token_hex(16), {})
+            record = cls(path, registry, secrets.token_hex(16), {})
             record._write()
             return record
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
             key, samples = content["run"], {int(site): int(count) for site, count in content["samples"].items()}
             if not re.fullmatch(r"[0-9a-f]{32}", key):
-                raise ValueError(f"{key!r} is no key")
+                raise ValueError(f"{key!r} is not a key")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RunError(f"{file} is damaged ({error}); put back a copy, or choose another run folder") from None
-        return cls(path, directory, key, samples)
+            raise RunError(f"{file} is damaged ({error}); restore a copy, or choose another run directory") from None
+        return cls(path, registry, key, samples)
 
     def sizes(self, clients: int) -> np.ndarray:
-        """Samples of each site; one where nothing is known yet, so that it can be drawn when it comes."""
-        known = {**self._samples, **self._directory.samples}
+        """Samples of each site; 1 if unknown, so that the site can be drawn once it joins."""
+        known = {**self._samples, **self._registry.samples}
         if known != self._samples:
             self._samples = known
             self._write()
@@ -234,15 +243,15 @@ class Record:
         write_atomically(self.path / RECORD, json.dumps({"run": self.run, "samples": samples}, indent=2) + "\n")
 
 
-def _tell(settings: Settings, sites: int) -> Callable[[dict[str, Any]], None]:
-    def tell(record: dict[str, Any]) -> None:
+def _log_round(settings: Config, sites: int) -> Callable[[dict[str, Any]], None]:
+    def log_round(record: dict[str, Any]) -> None:
         accuracy = "not evaluated" if record["accuracy"] is None else f"accuracy {100 * record['accuracy']:.2f} %"
-        what = "survey" if record.get("survey") else f"round {record['round']}/{settings.rounds}"
+        what = "final pass" if record.get("final_pass") else f"round {record['round']}/{settings.rounds}"
         log.info(
             "%s: %s, %d of %d sites, %.1f s", what, accuracy, len(record["cohort"]), sites, record["train_seconds"]
         )
 
-    return tell
+    return log_round
 
 
 app = make_server_app()

@@ -1,7 +1,7 @@
-"""A site: its data, the network and the method, made ready for one message.
+"""A site's data, network and algorithm, prepared for one message.
 
-Flower starts a new process for every message, so what is made here is made often: data are memory-mapped, and nothing
-is imported that the message does not need.
+Flower starts a new process for every message, so this runs often: data are memory-mapped, and only what the message
+needs is imported.
 """
 
 from __future__ import annotations
@@ -16,26 +16,27 @@ import torch
 
 from fedfa.data import DataSet, Federation, Normalisation, Partition, Samples, dataset_from
 from fedfa.engines.local import LocalEngine
-from fedfa.errors import DataError, FederationError, SettingsError
+from fedfa.errors import ConfigError, DataError, FederationError
+from fedfa.experiment.build import ModelSource
+from fedfa.experiment.config import OWN, Config
+from fedfa.experiment.experiment import Experiment
 from fedfa.models.split import SplitModel
-from fedfa.studies.settings import OWN, Settings
-from fedfa.studies.setup import Laboratory, ModelMaker, assemble, prepare
 
 DataLoader = Callable[[Mapping[str, Any]], Any]
-"""Gives the site's data, from its node config (on the server: the test data, from the run config)."""
+"""Returns the site's data, given its node config (on the server: the test data, given the run config)."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """What a site works with."""
+    """A client that is ready to train."""
 
     client: int
-    laboratory: Laboratory
+    experiment: Experiment
     engine: LocalEngine
 
 
 def own_number(node_config: Mapping[str, Any]) -> int:
-    """The site's number among the clients.
+    """The site's client number.
 
     Example:
         >>> own_number({"partition-id": 2})
@@ -43,8 +44,8 @@ def own_number(node_config: Mapping[str, Any]) -> int:
     """
     number = node_config.get("partition-id")
     if type(number) is not int or number < 0:
-        raise SettingsError(
-            f"partition-id = {number!r}: the node config must give this site's number, counted from 0, e.g. "
+        raise ConfigError(
+            f"partition-id = {number!r}: the node config must contain this site's number, counted from 0, e.g. "
             "--node-config 'partition-id=0 num-partitions=3'"
         )
     return number
@@ -55,61 +56,58 @@ def open_site(
     client: int,
     node_config: Mapping[str, Any],
     load_data: DataLoader | None = None,
-    make_model: ModelMaker | None = None,
+    make_model: ModelSource | None = None,
 ) -> Site:
-    """Make ready what the site needs to be this client.
+    """Prepare the site to act as this client.
 
     Args:
-        settings_text: The run's settings as the server sent them.
-        client: Which client the site is to be.
-        node_config: The site's own settings: ``data-dir``, ``device`` and ``threads`` are heeded here.
-        load_data: Gives data of the site's own, instead of its part of a known set.
-        make_model: Makes the network, instead of the one that the settings name.
+        settings_text: The run's config as sent by the server (TOML).
+        client: Client number that the server expects.
+        node_config: The site's own config; ``data-dir``, ``device`` and ``threads`` are used here.
+        load_data: Returns the site's own data, in place of its partition of a known data set.
+        make_model: Returns the network, in place of the configured one.
     """
     if (own := own_number(node_config)) != client:
-        raise FederationError(f"this site is number {own}, but was asked to be number {client}")
+        raise FederationError(f"this site is number {own}, but the server addressed it as number {client}")
     torch.set_num_threads(int(node_config.get("threads", 1)))
-    here: dict[str, Any] = {"device": node_config["device"]} if "device" in node_config else {}
+    local: dict[str, Any] = {"device": node_config["device"]} if "device" in node_config else {}
     if "data-dir" in node_config:
-        here["data"] = {"dir": str(node_config["data-dir"])}
-    settings = Settings.resolve(tomllib.loads(settings_text), here)
+        local["data"] = {"dir": str(node_config["data-dir"])}
+    config = Config.resolve(tomllib.loads(settings_text), local)
     if load_data is None:
-        laboratory = prepare(settings, model=make_model)
-        if not 0 <= client < len(laboratory.sizes):
-            raise FederationError(f"there is no client {client}: the split has {len(laboratory.sizes)}")
+        experiment = Experiment.from_config(config, model=make_model)
+        if not 0 <= client < len(experiment.sizes):
+            raise FederationError(f"there is no client {client}: the partition has {len(experiment.sizes)}")
     else:
-        dataset = own_dataset(load_data(node_config), require_model(make_model), settings.model.head)
-        laboratory = assemble(settings, _one_of(dataset, client, settings.data.clients or client + 1), make_model)
-    return Site(client, laboratory, laboratory.local_engine())
+        dataset = own_dataset(load_data(node_config), require_model(make_model), config.model.head)
+        federation = _single_client(dataset, client, config.data.clients or client + 1)
+        experiment = Experiment.from_config(config, model=make_model, data=federation)
+    return Site(client, experiment, experiment.local_engine())
 
 
-def require_model(make_model: ModelMaker | None) -> ModelMaker:
-    """Data of one's own need a network of one's own."""
+def require_model(make_model: ModelSource | None) -> ModelSource:
+    """Check that an app with its own data has its own network."""
     if make_model is None:
-        raise SettingsError("an app with its own load_data needs its own make_model too")
+        raise ConfigError("an app with its own load_data needs its own make_model too")
     return make_model
 
 
-def own_dataset(loaded: Any, make_model: ModelMaker, head: str | None = None) -> DataSet:
-    """What ``load_data`` returned, as a data set with as many classes as the network has outputs.
+def own_dataset(loaded: Any, make_model: ModelSource, head: str | None = None) -> DataSet:
+    """Convert the result of ``load_data`` to a data set with as many classes as the network has outputs.
 
-    A site may lack classes, so its labels cannot say how many there are; and constants that each site took from its own
-    pictures would make the same picture look different at two sites. So pictures are only scaled to [0, 1].
+    A site may lack classes, so its labels do not determine their number. Images are only scaled to [0, 1]: statistics
+    of each site's own images would make the same image look different at two sites.
 
     Args:
-        loaded: ``{"train": …, "test": …}`` (the test part may be left out), or the training part alone; each a pair of
-            arrays, a torch ``Dataset``, or a path. Or a :class:`~fedfa.data.DataSet`, which is taken as it is.
-        make_model: Makes the network.
-        head: Name of its classifier, where it cannot be found by itself.
+        loaded: ``{"train": …, "test": …}`` (``test`` is optional), or the training split alone; each a pair of arrays,
+            a torch ``Dataset``, or a path. A :class:`~fedfa.data.DataSet` is used unchanged.
+        make_model: Returns the network.
+        head: Name of its classifier, if it cannot be detected.
     """
     if isinstance(loaded, DataSet):
         return loaded
-    parts = dict(loaded) if isinstance(loaded, Mapping) else {"train": loaded}
-    if "train" not in parts or parts.keys() - {"train", "test"}:
-        raise DataError(
-            f"load_data returned the parts {', '.join(map(str, parts))}; give 'train' and, if wanted, 'test'"
-        )
-    train, test = parts["train"], parts.get("test")
+    splits = _splits(loaded, "load_data", "train", "'train' and, optionally, 'test'")
+    train, test = splits["train"], splits.get("test")
     classes = [str(number) for number in range(outputs_of(make_model, head))]
     dataset = dataset_from(train, train if test is None else test, name=OWN, classes=classes)
     if test is None:
@@ -117,36 +115,40 @@ def own_dataset(loaded: Any, make_model: ModelMaker, head: str | None = None) ->
     return replace(dataset, normalisation=Normalisation())
 
 
-def own_test_data(loaded: Any, make_model: ModelMaker, head: str | None = None) -> DataSet:
-    """What ``load_test_data`` returned, as a data set whose test part counts.
+def own_test_data(loaded: Any, make_model: ModelSource, head: str | None = None) -> DataSet:
+    """Convert the result of ``load_test_data`` to a data set, of which only the test split is used.
 
     Args:
-        loaded: The test samples in one of the forms of :func:`own_dataset`, alone or as ``{"test": …}``; or a
-            :class:`~fedfa.data.DataSet`, of which the test part is taken with its normalisation.
-        make_model: Makes the network.
-        head: Name of its classifier, where it cannot be found by itself.
+        loaded: Test samples in one of the forms of :func:`own_dataset`, alone or as ``{"test": …}``; or a
+            :class:`~fedfa.data.DataSet`, whose test split is used with its normalisation.
+        make_model: Returns the network.
+        head: Name of its classifier, if it cannot be detected.
     """
-    if not isinstance(loaded, DataSet):
-        parts = dict(loaded) if isinstance(loaded, Mapping) else {"test": loaded}
-        if "test" not in parts or parts.keys() - {"train", "test"}:
-            raise DataError(f"load_test_data returned the parts {', '.join(map(str, parts))}; give 'test'")
-        dataset = own_dataset(parts["test"], make_model, head)
-        dataset = replace(dataset, test=dataset.train)
-    else:
+    if isinstance(loaded, DataSet):
         dataset = loaded
+    else:
+        dataset = own_dataset(_splits(loaded, "load_test_data", "test", "'test'")["test"], make_model, head)
+        dataset = replace(dataset, test=dataset.train)
     if len(dataset.test) == 0:
-        raise DataError("load_test_data returned no test samples; give some, or leave it out")
+        raise DataError("load_test_data returned no test samples; return some, or leave it out")
     return dataset
 
 
-def outputs_of(make_model: ModelMaker, head: str | None) -> int:
-    """How many classes a network tells apart."""
+def _splits(loaded: Any, function: str, required: str, expected: str) -> dict[Any, Any]:
+    splits = dict(loaded) if isinstance(loaded, Mapping) else {required: loaded}
+    if required not in splits or splits.keys() - {"train", "test"}:
+        raise DataError(f"{function} returned the splits {', '.join(map(str, splits))}; return {expected}")
+    return splits
+
+
+def outputs_of(make_model: ModelSource, head: str | None) -> int:
+    """Number of classes that a network distinguishes."""
     module = make_model if isinstance(make_model, torch.nn.Module) else make_model()
     return SplitModel.of(module, head).num_classes
 
 
-def _one_of(dataset: DataSet, client: int, clients: int) -> Federation:
-    """A federation of which this site sees itself alone."""
+def _single_client(dataset: DataSet, client: int, clients: int) -> Federation:
+    """A federation in which only this client has data."""
     if client >= clients:
         raise FederationError(f"this site is number {client}, but there are {clients}, numbered from 0")
     count = len(dataset.train)
@@ -155,9 +157,9 @@ def _one_of(dataset: DataSet, client: int, clients: int) -> Federation:
 
 
 def without_data(test: DataSet | None, classes: int, example: torch.Tensor, clients: int) -> Federation:
-    """The server's view of sites that bring their own data: an example of an input, and test data if it has any."""
+    """The server's view of sites with their own data: an example input, and test data if there are any."""
     blank = Samples(example, torch.zeros(len(example), dtype=torch.int64))
-    nothing = Partition(np.zeros(0, dtype=np.int64), np.zeros(clients + 1, dtype=np.int64))
+    empty = Partition(np.zeros(0, dtype=np.int64), np.zeros(clients + 1, dtype=np.int64))
     dataset = DataSet(
         name=OWN,
         train=blank,
@@ -168,4 +170,4 @@ def without_data(test: DataSet | None, classes: int, example: torch.Tensor, clie
         fingerprint="the sites' own",
         manifest={},
     )
-    return Federation(dataset, nothing)
+    return Federation(dataset, empty)

@@ -1,4 +1,4 @@
-"""Which clients take part in a round."""
+"""The selection of a round's clients."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedfa.errors import SettingsError
+from fedfa.errors import ConfigError
 from fedfa.learning.random import stream
 
 Selection = Literal["uniform", "size", "authors"]
@@ -23,15 +23,15 @@ def choose_cohort(
         sizes: Samples of each client.
         count: How many to draw.
         selection: ``"uniform"``; ``"size"``, with probability proportional to the number of samples; ``"authors"``,
-            uniform from a generator seeded with ``seed + round``, as the paper's published code does.
+            uniform from a generator seeded with ``seed + round``, as the reference code does.
         seed: Seed of the training.
         round: Counted from 0.
-        holders: The clients with samples, where somebody has looked already.
+        holders: The clients with samples, where that is known already.
     """
     candidates = np.flatnonzero(sizes) if holders is None else holders
     if count > len(candidates):
-        raise SettingsError(
-            f"a cohort of {count} clients was asked for, but only {len(candidates)} of {len(sizes)} hold samples; "
+        raise ConfigError(
+            f"the cohort has {count} clients, but only {len(candidates)} of {len(sizes)} hold samples; "
             "lower cohort.clients (or cohort.rate) or change data.partition"
         )
     if count == 0:

@@ -1,4 +1,4 @@
-"""How good a model is: accuracy and loss on a test set, by class and by domain."""
+"""Evaluation of a model: accuracy and loss on a test set, by class and by domain."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def judge(
     domains: Tensor | None = None,
     domain_names: tuple[str, ...] = (),
 ) -> Evaluation:
-    """The evaluation, from what :func:`answers` says of every sample."""
+    """The evaluation, from the per-sample results of :func:`answers`."""
     by_class = [
         float(hit[chosen].double().mean()) if (chosen := labels == c).any() else None for c in range(num_classes)
     ]

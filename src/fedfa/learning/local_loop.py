@@ -1,160 +1,174 @@
-"""The one local training loop of the project.
-
-It serves a client alone, with inputs ``[B, …]`` and a scalar loss, and several clients side by side
-(:mod:`fedfa.learning.stacking`), with inputs ``[K, B, …]`` and one loss for each: all reduce over trailing axes.
-"""
+"""The local training loop. There is one; every method, engine and test uses it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedfa.learning.batches import Batches, Fetching
+from fedfa.learning.algorithm import Algorithm
+from fedfa.learning.batches import Fetched
+from fedfa.learning.context import Batch, ClientContext, Precision
 from fedfa.learning.optimisers import Sgd
-from fedfa.learning.part import Batch, ClientContext, Precision
-from fedfa.learning.recipe import Recipe
-from fedfa.learning.stacking import SideBySide
 
-# What torch.autograd.backward itself calls. It is private, so a torch may come that has it no more.
+# torch.autograd.backward without its check of shapes, which imports sympy: half a second at the start of every process
+# that trains. The function is private, so a version of torch may lack it.
 _engine_run_backward: Callable[..., Any] | None = getattr(torch.autograd.graph, "_engine_run_backward", None)
 
 
 @dataclass
-class LocalSteps:
-    """A client's way through its local steps, and what remains of it."""
+class LocalProgress:
+    """Where a client is in its local training, and what it has measured."""
 
     stage: str = "preparing"
-    """Where it is, for messages."""
+    """The current stage, for error messages."""
     losses: Tensor | None = None
-    """The loss of each step in any order, ``[steps]``, or ``[steps, K]`` of K clients; None if there was no step."""
+    """The loss of each step, in any order, ``[steps]``; None if there was no step."""
     samples: int = 0
-    """Samples seen by a client, counted once per epoch."""
-
-    def of_each(self, clients: int) -> list[LocalSteps]:
-        """The same of each of the clients that were side by side."""
-        losses = [None] * clients if self.losses is None else self.losses.unbind(1)
-        return [LocalSteps(self.stage, own, self.samples) for own in losses]
+    """Samples processed, counted once per epoch."""
 
 
-def take_local_steps(
+class Gradients(Protocol):
+    """Sets the gradients of the local loss for one batch after the other."""
+
+    def __call__(self, fetched: Fetched) -> Batch:
+        """Set the gradients for a batch."""
+
+    def losses(self) -> Tensor | None:
+        """The losses of all batches so far; None if there was none."""
+
+
+def local_training(
     ctx: ClientContext,
-    recipe: Recipe,
+    algorithm: Algorithm,
     optimiser: Sgd,
-    data: Batches | SideBySide,
-    shuffles: Sequence[np.random.Generator],
-    way: LocalSteps,
+    epochs: Iterable[Iterator[Fetched]],
+    gradients: Gradients,
+    progress: LocalProgress,
 ) -> None:
-    """All epochs of local training, with the recipe's hooks.
+    """All epochs of a client's local training, with the algorithm's hooks.
 
     Args:
-        ctx: The client (or the clients side by side).
-        recipe: The method.
-        optimiser: For the context's parameters.
-        data: The samples.
-        shuffles: The stream that orders the samples; one for each client where there are several.
-        way: Told where the loop is, and what it met.
+        ctx: The client.
+        algorithm: The method.
+        optimiser: For the network's parameters.
+        epochs: The batches of each epoch.
+        gradients: Sets the gradients for a batch; usually :class:`LossGradients`.
+        progress: Receives the current stage and the losses.
     """
-    device, local = ctx.device, ctx.local
-    change_logits, change_loss = recipe.hooks("logits"), recipe.hooks("loss")
-    change_gradient, after_step, after_epoch = (recipe.hooks(h) for h in ("gradient", "after_step", "after_epoch"))
+    change_gradient, after_step, after_epoch = map(algorithm.hooks, ("gradient", "after_step", "after_epoch"))
     ctx.model.module.train()
-    optimiser.reset(local)
-    one: Tensor | None = None
-    chain = None if change_logits or change_loss else ctx.model.chain  # then the loss is the cross-entropy alone
-    watched = bool(change_gradient or after_step or after_epoch)  # whether anybody sees a step's tensors
-    fetching = Fetching(data, local.batch_size, ctx.num_classes, device)
-    losses: list[Tensor] = []  # of each step; or what they are made of
-    labels: list[Tensor] = []
-    for epoch, batches in enumerate(fetching.epochs(shuffles, ctx.size, _batches_of_each_epoch(ctx))):
-        ctx.epoch = epoch
-        for number, (index, x, y, place) in enumerate(batches):
-            way.stage = f"local training (epoch {epoch + 1}, batch {number + 1})"
-            if chain is not None:
-                targets = place[0].targets(place[1], ctx.model.head.weight.dtype)
-                features, logits, log_shares = chain.set_gradients(x, targets, seen=watched)
-                if watched:
-                    batch = Batch(x, y, index, features, logits, place=place)
-                losses.append(log_shares)
-                labels.append(y)
-            else:
-                with _computing_in(local.precision, device):
-                    features, logits = ctx.model(x)
-                if local.precision != "float32":
-                    features, logits = features.float(), logits.float()
-                    ctx.model.outputs = {name: output.float() for name, output in ctx.model.outputs.items()}
-                batch = Batch(x, y, index, features, logits, ctx.model.outputs, place=place)
-                for hook in change_logits:
-                    logits = hook(ctx, batch, logits)
-                loss = cross_entropy(logits, y)
-                for hook in change_loss:
-                    loss = hook(ctx, batch, loss)
-                if loss.shape != y.shape[:-1]:
-                    raise ValueError(
-                        f"a loss of shape {tuple(loss.shape)}; there must be one number for each client, "
-                        f"that is {tuple(y.shape[:-1])}: a part's hook `loss` returns the mean over the batch"
-                    )
-                optimiser.zero_grad()
-                if one is None:
-                    one = torch.ones_like(loss)  # a client's loss is its own: none of them counts more or less
-                tensors, gradients = zip((loss, one), *batch.known, strict=True)
-                _backward(tensors, gradients)
-                losses.append(loss.detach())
-            for hook in change_gradient:
-                hook(ctx, batch)
+    optimiser.reset(ctx.local)
+    count = len(batches_of_each_epoch(ctx))
+    for epoch, batches in enumerate(epochs):
+        ctx.epoch, ctx.last_epoch = epoch, epoch + 1 == count
+        for number, fetched in enumerate(batches):
+            progress.stage = f"local training (epoch {epoch + 1}, batch {number + 1})"
+            batch = gradients(fetched)
+            change_gradients(ctx, change_gradient, batch)
             optimiser.step()
             ctx.steps += 1
-            way.samples += index.shape[-1]
+            progress.samples += fetched.positions.shape[-1]
             for hook in after_step:
                 hook(ctx, batch)
-        way.stage = "after epoch"
+        progress.stage = "after epoch"
         for hook in after_epoch:
             hook(ctx)
-    if losses:
-        way.losses = torch.stack(losses) if chain is None else _means(losses, labels)
+    progress.losses = gradients.losses()
 
 
-def _backward(tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-    """``torch.autograd.backward``, without the look at shapes that loads an algebra system the first time.
-
-    That takes half a second at the start of every process that trains. The shapes have been looked at before.
-    """
-    if _engine_run_backward is None:
-        torch.autograd.backward(tensors, gradients)
-    else:
-        _engine_run_backward(tensors, gradients, False, False, (), allow_unreachable=True, accumulate_grad=True)
+def change_gradients(ctx: ClientContext, hooks: Sequence[Callable[..., Any]], batch: Batch) -> None:
+    """Call hooks ``gradient`` in order; a hook that recomputes the gradients has the earlier ones called again."""
+    for position, hook in enumerate(hooks):
+        ctx.earlier_gradient_hooks = hooks[:position]
+        hook(ctx, batch)
 
 
-def _batches_of_each_epoch(ctx: ClientContext) -> list[int]:
+def batches_of_each_epoch(ctx: ClientContext) -> list[int]:
+    """Number of batches in each epoch of the round."""
     whole, steps = ctx.batches_per_epoch, ctx.local.steps
     if steps is None:
         return [whole] * ctx.local.epochs
     return [min(whole, steps - done) for done in range(0, steps, whole)] if whole else [0] * steps
 
 
-def _means(log_shares: Sequence[Tensor], labels: Sequence[Tensor]) -> Tensor:
-    """The mean cross-entropy of each step's batch; of all steps with batches of one size at once."""
-    by_size: dict[int, list[tuple[Tensor, Tensor]]] = {}
-    for scores, y in zip(log_shares, labels, strict=True):
-        by_size.setdefault(y.shape[-1], []).append((scores, y))
-    means = []
-    for group in by_size.values():
-        scores, y = (torch.stack(each) for each in zip(*group, strict=True))
-        means.append(scores.gather(-1, y.unsqueeze(-1)).squeeze_(-1).neg_().mean(-1))
-    return torch.cat(means)
+class LossGradients:
+    """Forward pass, cross-entropy with every component's terms, backward pass."""
+
+    def __init__(self, ctx: ClientContext, algorithm: Algorithm, optimiser: Sgd) -> None:
+        self._ctx, self._optimiser = ctx, optimiser
+        self._change_logits, self._change_loss = algorithm.hooks("logits"), algorithm.hooks("loss")
+        self._losses: list[Tensor] = []
+        self._one: Tensor | None = None
+        ctx.compute_gradients = partial(self._compute)
+
+    def __call__(self, fetched: Fetched) -> Batch:
+        """Set the gradients for a batch."""
+        index, x, y, place = fetched
+        features, logits = self._forward(x)
+        batch = Batch(x, y, index, features, logits, self._ctx.model.outputs, place=place)
+        self._losses.append(self._backward(batch))
+        return batch
+
+    def losses(self) -> Tensor | None:
+        """The losses of all batches so far."""
+        return torch.stack(self._losses) if self._losses else None
+
+    def _compute(self, batch: Batch) -> Tensor:
+        """Set the gradients at the current weights again; see :meth:`ClientContext.recompute_gradients`."""
+        features, logits = self._forward(batch.x)
+        again = Batch(batch.x, batch.y, batch.index, features, logits, self._ctx.model.outputs, place=batch.place)
+        loss, earlier = self._backward(again), self._ctx.earlier_gradient_hooks
+        change_gradients(self._ctx, earlier, again)
+        self._ctx.earlier_gradient_hooks = earlier
+        return loss
+
+    def _forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        model, precision = self._ctx.model, self._ctx.local.precision
+        with _autocast(precision, self._ctx.device):
+            features, logits = model(x)
+        if precision != "float32":
+            features, logits = features.float(), logits.float()
+            model.outputs = {name: output.float() for name, output in model.outputs.items()}
+        return features, logits
+
+    def _backward(self, batch: Batch) -> Tensor:
+        logits = batch.logits
+        for hook in self._change_logits:
+            logits = _checked(hook(self._ctx, batch, logits), hook, "logits", batch.logits.shape)
+        loss = cross_entropy(logits, batch.y)
+        for hook in self._change_loss:
+            loss = _checked(hook(self._ctx, batch, loss), hook, "loss", batch.y.shape[:-1])
+        self._optimiser.zero_grad()
+        if self._one is None or self._one.shape != loss.shape:
+            self._one = torch.ones_like(loss)  # with a client axis every client's loss counts alike
+        if _engine_run_backward is None:
+            torch.autograd.backward(loss, self._one)
+        else:
+            _engine_run_backward((loss,), (self._one,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+        return loss.detach()
+
+
+def _checked(value: Any, hook: Callable[..., Any], name: str, shape: torch.Size) -> Tensor:
+    """What a hook returned, refused unless it is a tensor of the right shape."""
+    if isinstance(value, Tensor) and value.shape == shape:
+        return value
+    found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r}"
+    advice = "the loss as one number, the mean over the batch" if name == "loss" else f"logits of shape {tuple(shape)}"
+    raise ValueError(f"component {hook.__self__.name!r}: `{name}` returned {found}; return {advice}")  # type: ignore[attr-defined]  # a bound method
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """The mean over the batch, for each client: logits ``[…, B, C]`` and labels ``[…, B]`` give ``[…]``."""
+    """The mean over the batch: logits ``[…, B, C]`` and labels ``[…, B]`` give ``[…]``."""
     each = functional.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none")
     return each.view(y.shape).mean(-1)
 
 
-def _computing_in(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
+def _autocast(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
     return nullcontext() if precision == "float32" else torch.autocast(device.type, torch.bfloat16)

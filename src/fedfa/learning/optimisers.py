@@ -1,6 +1,6 @@
 """SGD and Adam as the local loop needs them: over all tensors in one operation, without the framework around it.
 
-``torch.optim`` looks through its groups, states and hooks at every step, which for small networks takes longer than
+``torch.optim`` walks through its groups, states and hooks at every step, which for small networks takes longer than
 the arithmetic. These call the same kernels.
 """
 
@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from fedfa.learning.part import LocalTraining
+from fedfa.learning.context import LocalTraining
 
 
 def _one_kernel(tensors: Sequence[Tensor]) -> bool:
@@ -85,8 +85,8 @@ def _number(value: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.tensor(value, dtype=dtype, device=device)
 
 
-EVEN = 16
-"""Elements of which vector instructions take whole numbers at a time, or of a divisor of it."""
+SIMD_WIDTH = 16
+"""Pad to a multiple of this, so that no element falls into a SIMD kernel's scalar tail."""
 
 
 @dataclass
@@ -113,7 +113,7 @@ class Adam:
         beta1, beta2 = self.betas
         # torch's one kernel for all of it rounds the last few elements of an uneven tensor otherwise than those before,
         # so clients that are stacked would end with other bits than alone.
-        if _one_kernel([gradient]) and gradient.shape[-1] % EVEN == 0:
+        if _one_kernel([gradient]) and gradient.shape[-1] % SIMD_WIDTH == 0:
             step = _number(self.steps, gradient.dtype, gradient.device)
             torch._fused_adam_(
                 [self.moved.zero_()], [gradient], [self.first], [self.second], [], [step],

@@ -1,7 +1,7 @@
 """Named tensors: the one form in which anything lives longer than a function call.
 
-Server state, what is broadcast, what a client keeps and what it returns are all ``dict[str, Tensor]``, nested at
-most once by the name of the part they belong to. One form means one checkpoint, one wire format and one resume.
+Server state, broadcasts, client state and contributions are all ``dict[str, Tensor]``, nested at
+most once by the name of the component they belong to. One form means one checkpoint, one wire format and one resume.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Tensors: TypeAlias = dict[str, Tensor]
 """Named tensors, e.g. ``{"conv1.weight": …}``."""
 
 _FEW = 1_000_000
-"""Numbers that are sooner copied into one tensor than looked at tensor by tensor."""
+"""Up to this many numbers, copying into one tensor is faster than checking tensor by tensor."""
 
 NameT = TypeVar("NameT", bound=Hashable)
 
-PartTensors: TypeAlias = dict[str, Tensors]
-"""Named tensors by the part they belong to, e.g. ``{"anchors": {"anchors": …}}``."""
+ComponentTensors: TypeAlias = dict[str, Tensors]
+"""Named tensors by the component they belong to, e.g. ``{"anchors": {"anchors": …}}``."""
 
 
 def clone(tensors: Mapping[str, Tensor]) -> Tensors:
@@ -33,8 +33,8 @@ def clone(tensors: Mapping[str, Tensor]) -> Tensors:
 def contiguous(tensors: Mapping[str, Tensor]) -> Tensors:
     """The same values in the standard memory order.
 
-    Reductions add in memory order, and a tensor that was saved and read back has the standard one. State that is kept
-    so in memory too gives the same bits whether or not a run was interrupted.
+    Reductions add in memory order, and a tensor that was saved and read back has the standard one. State that has
+    this order in memory too gives the same bits whether or not a run was interrupted.
     """
     return {name: value.contiguous() for name, value in tensors.items()}
 
@@ -45,21 +45,21 @@ def nbytes(tensors: Mapping[str, Tensor]) -> int:
 
 
 def flatten(nested: Mapping[str, Mapping[str, Tensor]]) -> Tensors:
-    """Join the part's and the tensor's name.
+    """Join the names of component and tensor.
 
     Example:
         >>> sorted(flatten({"anchors": {"anchors": torch.zeros(1)}, "model": {"fc.bias": torch.zeros(1)}}))
         ['anchors/anchors', 'model/fc.bias']
     """
-    return {f"{part}/{name}": value for part, tensors in nested.items() for name, value in tensors.items()}
+    return {f"{component}/{name}": value for component, tensors in nested.items() for name, value in tensors.items()}
 
 
-def unflatten(flat: Mapping[str, Tensor]) -> PartTensors:
-    """The inverse of :func:`flatten` (parts without tensors do not come back)."""
-    nested: PartTensors = {}
+def unflatten(flat: Mapping[str, Tensor]) -> ComponentTensors:
+    """The inverse of :func:`flatten` (components without tensors do not come back)."""
+    nested: ComponentTensors = {}
     for path, value in flat.items():
-        part, name = path.split("/", 1)
-        nested.setdefault(part, {})[name] = value
+        component, name = path.split("/", 1)
+        nested.setdefault(component, {})[name] = value
     return nested
 
 
@@ -72,7 +72,7 @@ def first_non_finite(tensors: Mapping[NameT, Tensor]) -> NameT | None:
         norms: Sequence[Tensor] = [torch.cat([value.flatten() for value in floating]).abs().max()]
     else:
         norms = torch._foreach_norm(floating, torch.inf)
-    # The largest size is finite unless an element is not. One pass over each, no mask, one look at all.
+    # The largest absolute value is finite unless an element is not: one pass, no mask.
     if all(map(math.isfinite, torch.stack(tuple(norms)).tolist())):
         return None
     return next(n for n, value in tensors.items() if value.is_floating_point() and not torch.isfinite(value).all())

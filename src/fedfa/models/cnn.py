@@ -1,7 +1,6 @@
-"""The paper's convolutional networks (its table of models, slips mended).
+"""The paper's convolutional networks (its table of models, with the errors corrected).
 
-Pooling stands before ReLU: max-pooling and ReLU commute, exactly and with equal gradients, and ReLU on the smaller
-tensor is cheaper.
+Pooling comes before ReLU: the two commute, exactly and with equal gradients, and ReLU on the smaller tensor is cheaper.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ def convolutional(
 
     Args:
         input_shape: Channels, height, width.
-        num_classes: Outputs.
-        channels: Width of each convolution.
+        num_classes: Number of outputs.
+        channels: Output channels of each convolution.
         hidden: Width of each fully connected layer; the last is the feature dimension.
-        padding: Of the convolutions.
+        padding: Padding of the convolutions.
         pool_last: Also pool after the last convolution.
-        norm_groups: GroupNorm groups after each layer but the classifier; 0 for none.
-        relu_on_features: ReLU after the last hidden layer too.
+        norm_groups: Number of GroupNorm groups after each layer but the classifier; 0 for no GroupNorm.
+        relu_on_features: Also apply ReLU after the last hidden layer.
     """
     if len(input_shape) != 3:
         raise ModelError(f"a convolutional network needs images, but the samples have shape {tuple(input_shape)}")

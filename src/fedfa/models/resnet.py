@@ -30,7 +30,7 @@ class BasicBlock(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's output."""
+        """Output of the block."""
         out = self.norm2(self.conv2(self.relu(self.norm1(self.conv1(x)))))
         result: Tensor = self.relu(out + self.shortcut(x))
         return result

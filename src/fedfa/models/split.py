@@ -1,7 +1,7 @@
-"""Any network as features and a linear classifier.
+"""Split of any network into features and a linear classifier.
 
-FedFA (and MOON, FedProc, CCVR …) speak of *features*: what enters the last, linear layer. :class:`SplitModel` finds
-that layer in a network as its author wrote it and captures its input, so no network has to be changed.
+FedFA (like MOON, FedProc, CCVR …) uses *features*: the input of the last, linear layer. :class:`SplitModel` finds that
+layer in an unmodified network and captures its input.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from fedfa.error_messages import nearest
 from fedfa.errors import ModelError
-from fedfa.messages import nearest
-from fedfa.models.chain import Chain
 
 
 class SplitModel:
-    """A network seen as ``features → linear classifier``.
+    """A network as ``features → linear classifier``.
 
-    Make one with :meth:`of`. Calling it returns ``(features, logits)``; both carry the graph.
+    Create one with :meth:`of`. Calling it returns ``(features, logits)``, both with their autograd graph.
     """
 
     def __init__(self, module: nn.Module, head_name: str, example: Tensor | None = None) -> None:
@@ -32,10 +31,8 @@ class SplitModel:
         self.head = head
         self.head_name = head_name
         self.example = example
-        """A small input batch, where one is known: for asking the network about its layers."""
+        """A small input batch, where one is known, to inspect the network's layers."""
         self._features: Tensor | None = None
-        self.chain: Chain | None = None
-        """Set where the network is a chain whose gradient may be taken without a graph."""
         self._watched: list[RemovableHandle] = []
         self._found: list[tuple[str, dict[str, Any], str]] | None = None
         self.outputs: dict[str, Tensor] = {}
@@ -48,12 +45,12 @@ class SplitModel:
 
         Args:
             module: Any network whose output is the output of an ``nn.Linear``.
-            head: Name of that layer (as in ``module.named_modules()``). Left out, it is found: with an example, the
-                layer whose output *is* the network's output; without, the last one registered.
-            example: A small input batch; given, the split is checked by running it.
+            head: Name of that layer (as in ``module.named_modules()``). By default, with an example it is the layer
+                whose output *is* the network's output, without one the last registered linear layer.
+            example: A small input batch; where given, the split is verified by a forward pass.
 
         Raises:
-            ModelError: No such layer, or the network does something after it.
+            ModelError: There is no such layer, or the network has operations after it.
 
         Example:
             >>> net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
@@ -66,7 +63,7 @@ class SplitModel:
         for name, layer in module.named_modules():
             if type(layer).get_extra_state is not nn.Module.get_extra_state:
                 raise ModelError(
-                    f"{kind} keeps state that is not a tensor (get_extra_state of {name or 'the network'}); "
+                    f"{kind} has state that is not a tensor (get_extra_state of {name or 'the network'}); "
                     "it cannot be sent or averaged: keep it in buffers"
                 )
         if not linears:
@@ -109,7 +106,7 @@ class SplitModel:
         return features, logits
 
     def try_out(self) -> tuple[Tensor, Tensor] | None:
-        """Features and logits of the example (the watched outputs with them); nothing in the network changes."""
+        """Features and logits of the example, without changing the network; also fills :attr:`outputs`."""
         if self.example is None:
             return None
         was_training = self.module.training
@@ -121,7 +118,7 @@ class SplitModel:
         return result
 
     def watch(self, names: Sequence[str]) -> None:
-        """From now on keep the outputs of these modules (and of no others) in :attr:`outputs`.
+        """Record the outputs of these modules, and of no others, in :attr:`outputs` from now on.
 
         Raises:
             ModelError: The network has no such module.
@@ -141,8 +138,8 @@ class SplitModel:
     def state(self) -> dict[str, Tensor]:
         """Every parameter and buffer by name: the live tensors, detached from the graph.
 
-        A tensor with two names (tied weights) comes once, and buffers count even if the network does not save them:
-        whatever can change in training must travel, or clients would inherit it from each other.
+        Tied weights appear once. Buffers are included even if they are not persistent: everything that can change in
+        training must be transferred, or clients would inherit it from each other.
         """
         tensors = {}
         for name, holder, key in self._places():
@@ -152,9 +149,9 @@ class SplitModel:
         return tensors
 
     def _places(self) -> list[tuple[str, dict[str, Any], str]]:
-        """Where each tensor lives: looked up once, because walking through the modules takes longer than a small step.
+        """Owner and key of each tensor, cached because traversing the modules takes longer than a small training step.
 
-        Not the tensors themselves: moving a network to a device exchanges some of them.
+        The tensors themselves are not cached: moving a network to a device replaces some of them.
         """
         if self._found is None:
             modules = dict(self.module.named_modules())
@@ -165,15 +162,20 @@ class SplitModel:
         return self._found
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy values into the network's tensors; names that are not given stay as they are."""
+        """Copy values into the network's tensors; tensors that are not given stay unchanged."""
         if tensors:
             live = {name: holder[key] for name, holder, key in self._places()}
             with torch.no_grad():
                 torch._foreach_copy_([live[name] for name in tensors], list(tensors.values()))
 
     def buffer_names(self) -> set[str]:
-        """Names of the tensors that are not trained (BatchNorm's running statistics)."""
+        """Names of the tensors that are not trained, such as BatchNorm's running statistics."""
         return self.state().keys() - {name for name, _ in self.module.named_parameters()}
+
+    @staticmethod
+    def is_own_hook(hook: Any) -> bool:
+        """Whether a forward hook of a module was registered by a :class:`SplitModel`."""
+        return isinstance(getattr(getattr(hook, "func", hook), "__self__", None), SplitModel)
 
     def _capture(self, _: nn.Module, args: tuple[Any, ...]) -> None:
         self._features = args[0]
@@ -193,7 +195,7 @@ def _layer_that_makes_the_output(module: nn.Module, linears: Mapping[str, nn.Lin
             result = module(example)
     except Exception as error:
         raise ModelError(
-            f"{type(module).__name__} cannot take an input of shape {tuple(example.shape[1:])}: {error}"
+            f"{type(module).__name__} does not accept inputs of shape {tuple(example.shape[1:])}: {error}"
         ) from error
     finally:
         module.train(was_training)

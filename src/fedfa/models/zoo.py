@@ -1,4 +1,4 @@
-"""The networks by name: the paper's five, a multi-layer perceptron and logistic regression."""
+"""Networks by name: the paper's, a multi-layer perceptron, logistic regression, and the user's own by reference."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 from torch import nn
 
+from fedfa.error_messages import nearest
 from fedfa.errors import ModelError
-from fedfa.messages import nearest
 from fedfa.models.cnn import convolutional
+from fedfa.models.reference import build_network
 from fedfa.models.resnet import resnet18
 
 Builder = Callable[..., nn.Module]
@@ -39,8 +40,8 @@ def cnn_validation_digits(input_shape: Sequence[int], num_classes: int) -> nn.Mo
 def cnn_mixed_digits(input_shape: Sequence[int], num_classes: int, norm: str = "group") -> nn.Module:
     """Mixed Digits: three padded convolutions (64, 64, 128), FC 6272→2048→512 features.
 
-    ``norm``: ``"group"`` puts GroupNorm (2 groups) after each of the five layers, as the paper's text says;
-    ``"none"`` leaves it out, as the authors' code does.
+    ``norm``: ``"group"`` adds GroupNorm (2 groups) after each of the five layers, as in the paper;
+    ``"none"`` omits it, as in the reference code.
     """
     if norm not in ("group", "none"):
         raise ModelError(f'model.options.norm = {norm!r}: use "group" or "none"')
@@ -51,7 +52,7 @@ def cnn_mixed_digits(input_shape: Sequence[int], num_classes: int, norm: str = "
 
 
 def mlp(input_shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (128, 64)) -> nn.Module:
-    """Fully connected layers with ReLU; the last hidden layer's output is the features."""
+    """Fully connected layers with ReLU; the features are the output of the last hidden layer."""
     net = nn.Sequential()
     net.add_module("flatten", nn.Flatten())
     width = math.prod(input_shape)
@@ -63,7 +64,7 @@ def mlp(input_shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (1
 
 
 def logistic(input_shape: Sequence[int], num_classes: int) -> nn.Module:
-    """Logistic regression: the input itself is the features."""
+    """Logistic regression; the features are the input."""
     net = nn.Sequential()
     net.add_module("flatten", nn.Flatten())
     net.add_module("head", nn.Linear(math.prod(input_shape), num_classes))
@@ -85,25 +86,28 @@ MODELS: dict[str, Builder] = {
 def build_model(
     name: str, input_shape: Sequence[int], num_classes: int, options: dict[str, Any] | None = None
 ) -> nn.Module:
-    """A network by name; its initial weights come from torch's generator.
+    """Build a network; its initial weights are drawn from torch's global generator.
 
     Args:
-        name: One of :data:`MODELS`.
-        input_shape: Shape of one sample as the network takes it, e.g. ``(1, 28, 28)``.
-        num_classes: Outputs.
+        name: One of :data:`MODELS`, or the reference of your own network, such as ``net.py:Net``
+            (see :func:`fedfa.models.load_network`).
+        input_shape: Shape of one input, e.g. ``(1, 28, 28)``; not passed to your own network.
+        num_classes: Number of outputs; not passed to your own network.
         options: Further arguments of the network, e.g. ``{"hidden": [32]}`` for the MLP.
 
     Raises:
-        ModelError: Unknown name or option, or the network cannot take such samples.
+        ModelError: Unknown name or option, or the network does not accept such inputs.
 
     Example:
         >>> net = build_model("cnn-fmnist", (1, 28, 28), 10)
         >>> sum(p.numel() for p in net.parameters())
         299306
     """
+    if ":" in name:
+        return build_network(name, options or {})
     if name not in MODELS:
-        raise ModelError(f"unknown model {name!r}{nearest(name, MODELS)}; known: {', '.join(MODELS)}")
+        raise ModelError(f"unknown model {name!r}{nearest(name, MODELS)}; known: {', '.join(MODELS)}, or FILE.py:NAME")
     try:
         return MODELS[name](tuple(input_shape), num_classes, **(options or {}))
     except (TypeError, ValueError, RuntimeError) as error:  # from Python or torch
-        raise ModelError(f"model {name!r} does not take these options: {error}") from error
+        raise ModelError(f"model {name!r} does not accept these options: {error}") from error

@@ -1,5 +1,6 @@
-"""The paper's tables and figures as declared studies: what to run, what has been run, ours beside the paper's.
+"""The paper's tables and figures as declared studies: what to run, which runs exist, our numbers and the paper's.
 
-``studies/*.toml`` declare them, ``numbers.toml`` holds what the paper reports, ``declare`` reads both, ``cells`` makes
-the runs they consist of, ``found`` looks for these runs by their settings, ``tables`` and ``figures`` show them.
+``studies/*.toml`` declare the studies, ``readings.toml`` the readings of the paper, ``numbers.toml`` what it reports;
+``declarations`` reads them. ``cells`` makes the runs of a study, ``run_index`` finds existing ones by configuration,
+``plan`` lists the missing ones; ``tables``, ``diagnostics_tables`` and ``figures`` show them.
 """

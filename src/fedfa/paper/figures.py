@@ -1,47 +1,47 @@
-"""A study's figure, drawn from run folders: accuracy, or what the probes saw inside."""
+"""Figure of a study, drawn from run directories: accuracy, or what the diagnostics measured."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedfa.diagnostics.records import shown_rounds
 from fedfa.errors import FedfaError, RunError
-from fedfa.insight.records import insight_records, shown_rounds
+from fedfa.experiment.recorded_runs import RecordedRun
 from fedfa.paper.cells import Place
-from fedfa.paper.declare import Column, Row, Study, reading
-from fedfa.paper.found import Found, Runs
-from fedfa.studies.folder import RunFolder
+from fedfa.paper.declarations import Column, Row, Study, reading
+from fedfa.paper.run_index import RunIndex
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
-"""Told apart with the common forms of colour blindness (P. Tol's bright scheme); FedFA's is fixed below."""
+"""P. Tol's bright scheme, distinct with the common forms of colour blindness."""
 MARKS = ("o", "s", "^", "D", "v", "P", "*", "X", "<", ">")
 CLASS_COLOURS = "tab10"
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What a figure shows: the finished runs of every cell, of one length, under one reading."""
+class FigureRuns:
+    """The runs of a figure: the finished ones of every cell, of one length, under one reading."""
 
     study: Study
-    runs: Mapping[tuple[str, str], Sequence[Found]]
+    runs: Mapping[tuple[str, str], Sequence[RecordedRun]]
     """By column and row."""
     rounds: int
     reading: str
 
     @classmethod
-    def of(cls, study: Study, runs: Runs, reading_name: str, rounds: int | None = None) -> Shown:
+    def of(cls, study: Study, runs: RunIndex, reading_name: str, rounds: int | None = None) -> FigureRuns:
         """The finished runs of a study.
 
         Raises:
-            RunError: There is none; says how to make some.
+            RunError: There are none.
         """
         reading(reading_name)
         length = rounds or study.rounds
@@ -55,20 +55,20 @@ class Shown:
             raise RunError(f"no run of {study.name} is finished; first: fedfa paper run {study.name}{shorter}")
         return cls(study, found, length, reading_name)
 
-    def at(self, column: Column, row: Row) -> Sequence[Found]:
+    def at(self, column: Column, row: Row) -> Sequence[RecordedRun]:
         """The runs of a cell."""
         return self.runs.get((column.name, row.name), ())
 
     def rows_with_runs(self, columns: Sequence[Column]) -> list[Row]:
-        """The rows that have a run in one of some columns."""
+        """The rows with a run in at least one of these columns."""
         return [row for row in self.study.rows if any(self.at(column, row) for column in columns)]
 
     def columns_with_runs(self) -> list[Column]:
-        """The columns that have a run."""
+        """The columns with a run."""
         return [column for column in self.study.columns if any(self.at(column, row) for row in self.study.rows)]
 
     def colour(self, row: Row) -> str:
-        """A row's colour, the same in all panels."""
+        """The colour of a row, the same in all panels."""
         return COLOURS[[one.name for one in self.study.rows].index(row.name) % len(COLOURS)]
 
     def missing(self) -> list[str]:
@@ -76,21 +76,21 @@ class Shown:
         return [f"{column}/{row}" for (column, row), found in self.runs.items() if not found]
 
 
-def draw_figure(shown: Shown, paths: Sequence[Path]) -> None:
+def draw_figure(shown: FigureRuns, paths: Sequence[Path]) -> None:
     """Draw a study's figure.
 
     Args:
-        shown: What to draw.
-        paths: Where it goes; their endings choose the formats (.svg, .png, .pdf).
+        shown: The runs to draw.
+        paths: Files to write; their suffixes choose the formats (.svg, .png, .pdf).
 
     Raises:
         FedfaError: matplotlib is not installed.
-        RunError: A run lacks what the figure needs.
+        RunError: A run has no diagnostics.
     """
     try:
         import matplotlib as mpl
     except ImportError:
-        raise FedfaError("pictures need matplotlib: pip install 'fedfa[plots]'") from None
+        raise FedfaError("figures need matplotlib: pip install 'fedfa[plots]'") from None
     assert shown.study.picture is not None
     # Fixed salt and no date: the same runs give the same file.
     with mpl.rc_context({"svg.hashsalt": "fedfa", "font.size": 9}):
@@ -106,13 +106,13 @@ def draw_figure(shown: Shown, paths: Sequence[Path]) -> None:
 
 
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
-    """The mean over seeds and their standard deviation (0 for one)."""
+    """Mean and standard deviation (0 for a single seed)."""
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 # -- accuracy ---------------------------------------------------------------------------------------------------------
-def _curves(shown: Shown) -> Figure:
-    """Accuracy by round, a panel per column; a band is the mean ± a standard deviation over seeds."""
+def _curves(shown: FigureRuns) -> Figure:
+    """Accuracy by round, a panel per column; the band is the mean ± one standard deviation over seeds."""
     columns = shown.columns_with_runs()
     figure, panels = _panels(1, len(columns), width=4.2, height=3.4)
     for axes, column in zip(panels[0], columns, strict=True):
@@ -124,27 +124,31 @@ def _curves(shown: Shown) -> Figure:
     return figure
 
 
-def accuracy_by_round(runs: Sequence[Found]) -> tuple[list[int], list[float], list[float]]:
-    """Rounds at which all runs were evaluated, and the mean and the spread of their accuracies in percent."""
-    each = []
-    for run in runs:
-        records = RunFolder(run.folder).metrics()
-        each.append({r["round"]: 100 * r["accuracy"] for r in records if r["accuracy"] is not None})
+def accuracy_by_round(runs: Sequence[RecordedRun]) -> tuple[list[int], list[float], list[float]]:
+    """Rounds that all runs evaluated, with mean and standard deviation of the accuracies in percent."""
+    return _over_seeds(
+        {r["round"]: 100 * r["accuracy"] for r in run.metrics if r["accuracy"] is not None} for run in runs
+    )
+
+
+def _over_seeds(each: Iterable[Mapping[int, float]]) -> tuple[list[int], list[float], list[float]]:
+    """Rounds that all seeds have, with mean and standard deviation over seeds."""
+    each = list(each)
     rounds = sorted(set.intersection(*(set(one) for one in each)))
     points = [mean_and_spread([one[r] for one in each]) for r in rounds]
     return rounds, [mean for mean, _ in points], [spread for _, spread in points]
 
 
-def _lines(shown: Shown) -> Figure:
-    """Final accuracy by what is varied, a panel per group of columns."""
-    groups: dict[str, list[Column]] = {}
-    for column in shown.columns_with_runs():
-        groups.setdefault(column.group, []).append(column)
+def _lines(shown: FigureRuns) -> Figure:
+    """Final accuracy by column, a panel per group of columns."""
+    with_runs = shown.columns_with_runs()
+    groups = {name: [c for c in columns if c in with_runs] for name, columns in shown.study.groups().items()}
+    groups = {name: columns for name, columns in groups.items() if columns}
     figure, panels = _panels(1, len(groups), width=4.2, height=3.4)
     for axes, (group, columns) in zip(panels[0], groups.items(), strict=True):
         for number, row in enumerate(shown.rows_with_runs(columns)):
             there = [(place, shown.at(column, row)) for place, column in enumerate(columns) if shown.at(column, row)]
-            points = [(place, *mean_and_spread([run.accuracy for run in found])) for place, found in there]
+            points = [(place, *mean_and_spread([run.accuracy() for run in found])) for place, found in there]
             axes.errorbar(
                 [p[0] for p in points], [p[1] for p in points], yerr=[p[2] for p in points], label=row.title,
                 color=shown.colour(row), marker=MARKS[number % len(MARKS)], capsize=3, linewidth=1.6,
@@ -155,68 +159,71 @@ def _lines(shown: Shown) -> Figure:
     return figure
 
 
-# -- inside -----------------------------------------------------------------------------------------------------------
-def _inside(shown: Shown) -> Figure:
-    """Per column two lines: t-SNE of the features of each method; feature distance, classifier similarity by round."""
+# -- diagnostics ------------------------------------------------------------------------------------------------------
+def _diagnostics(shown: FigureRuns) -> Figure:
+    """Two lines of panels per column: t-SNE of each method's features; diagnostics by round."""
     columns = shown.columns_with_runs()
     rows = shown.rows_with_runs(columns)
-    figure, panels = _panels(2 * len(columns), max(len(rows), len(INSIDE)), width=3.6, height=3.1)
+    figure, panels = _panels(2 * len(columns), max(len(rows), len(DIAGNOSTICS)), width=3.6, height=3.1)
     for number, column in enumerate(columns):
-        clouds, curves = panels[2 * number], panels[2 * number + 1]
-        for axes in [*clouds[len(rows) :], *curves[len(INSIDE) :]]:
+        scatters, curves = panels[2 * number], panels[2 * number + 1]
+        for axes in [*scatters[len(rows) :], *curves[len(DIAGNOSTICS) :]]:
             axes.set_axis_off()
-        for axes, row in zip(clouds, rows, strict=False):
+        for axes, row in zip(scatters, rows, strict=False):
             _embedding(axes, shown.at(column, row), f"{row.title}: {column.title}")
-        for axes, (words, path) in zip(curves, INSIDE.items(), strict=False):
+        for axes, (label, path) in zip(curves, DIAGNOSTICS.items(), strict=False):
             for row in rows:
                 if shown.at(column, row):
-                    rounds, mean, spread = inside_by_round(shown.at(column, row), path)
+                    rounds, mean, spread = diagnostic_by_round(shown.at(column, row), path)
                     _band(axes, rounds, mean, spread, shown.colour(row), row.title)
-            _label(axes, "", "round", words)
+            _label(axes, "", "round", label)
             axes.legend(fontsize=8)
     return figure
 
 
-INSIDE: Mapping[str, tuple[str, str]] = {
+DIAGNOSTICS: Mapping[str, tuple[str, str]] = {
     "feature distance between clients\n(share of the features' norm)": ("feature_distance", "relative"),
     "feature distance between clients\n(published code's average)": ("feature_distance", "authors"),
     "cosine of classifier updates\nbetween clients": ("classifier_cosine", "mean"),
 }
-"""What is drawn by round, and where it stands in the records of the probes."""
+"""Labels of the curves, and where their values stand in a record."""
 
 
-def inside_by_round(runs: Sequence[Found], path: tuple[str, str]) -> tuple[list[int], list[float], list[float]]:
-    """A figure of the probes by round: mean and spread over seeds.
+def diagnostic_by_round(
+    runs: Sequence[RecordedRun], path: tuple[str, str]
+) -> tuple[list[int], list[float], list[float]]:
+    """One diagnostic by round: mean and standard deviation over seeds.
 
     Raises:
-        RunError: A run has no record of the probes.
+        RunError: A run has no diagnostics.
     """
-    each = []
-    for run in runs:
-        records = insight_records(run.folder)
-        if not records:
-            raise RunError(f"{run.folder} has no insight.jsonl: it was copied without it; copy it too, or run it again")
-        values = {record["round"]: record[path[0]][path[1]] for record in records}
-        each.append({number: value for number, value in values.items() if value is not None})
-    rounds = sorted(set.intersection(*(set(one) for one in each)))
-    points = [mean_and_spread([one[r] for one in each]) for r in rounds]
-    return rounds, [mean for mean, _ in points], [spread for _, spread in points]
+    section, key = path
+    each = [{record["round"]: record[section][key] for record in _records(run)} for run in runs]
+    return _over_seeds({number: value for number, value in one.items() if value is not None} for one in each)
 
 
-def _embedding(axes: Axes, runs: Sequence[Found], title: str) -> None:
-    """t-SNE of the clients' features after the last round: colour is the class, form is the client."""
+def _records(run: RecordedRun) -> Sequence[Mapping[str, Any]]:
+    if run.diagnostics_error:
+        raise RunError(f"{run.path}: diagnostics.jsonl cannot be read ({run.diagnostics_error}); run it again")
+    if not run.diagnostics:
+        raise RunError(f"{run.path} has no diagnostics.jsonl; copy it too if this is a copy, else run it again")
+    return run.diagnostics
+
+
+def _embedding(axes: Axes, runs: Sequence[RecordedRun], title: str) -> None:
+    """t-SNE of the clients' features after the last round: a colour per class, a marker per client."""
     axes.set_title(title, fontsize=8)
     axes.set_xticks([])
     axes.set_yticks([])
-    there = [run for run in runs if shown_rounds(run.folder)]
+    there = [run for run in runs if shown_rounds(run.path)]
     if not there:
-        axes.text(0.5, 0.5, "features were not kept", ha="center", va="center", transform=axes.transAxes, fontsize=8)
+        axes.text(0.5, 0.5, "features were not stored", ha="center", va="center", transform=axes.transAxes, fontsize=8)
         return
     import matplotlib as mpl
 
-    from fedfa.insight.embedding import shared_embedding
+    from fedfa.diagnostics.embedding import shared_embedding
 
-    embedded = shared_embedding(there[0].folder, shown_rounds(there[0].folder)[-1])
+    embedded = shared_embedding(there[0].path, shown_rounds(there[0].path)[-1])
     colours = mpl.colormaps[CLASS_COLOURS]
     for number, client in enumerate(sorted(set(embedded.client.tolist()))):
         mine = embedded.client == client
@@ -228,43 +235,36 @@ def _embedding(axes: Axes, runs: Sequence[Found], title: str) -> None:
         axes.scatter(embedded.anchors[:, 0], embedded.anchors[:, 1], s=60, marker="*", c="black", label="anchors")
 
 
-def _histograms(shown: Shown) -> Figure:
-    """Per column two lines: t-SNE of the features of each method; cosine of pairs of features between clients."""
+def _histograms(shown: FigureRuns) -> Figure:
+    """Two lines of panels per column: t-SNE of each method's features; cosines of feature pairs between clients."""
     columns = shown.columns_with_runs()
     rows = shown.rows_with_runs(columns)
     figure, panels = _panels(2 * len(columns), len(rows), width=2.7, height=2.4)
     for number, column in enumerate(columns):
-        for cloud, axes, row in zip(panels[2 * number], panels[2 * number + 1], rows, strict=True):
+        for scatter, axes, row in zip(panels[2 * number], panels[2 * number + 1], rows, strict=True):
             if not shown.at(column, row):
-                cloud.set_axis_off()
+                scatter.set_axis_off()
                 axes.set_axis_off()
                 continue
-            _embedding(cloud, shown.at(column, row), f"{row.title}\n{column.title}")
+            _embedding(scatter, shown.at(column, row), f"{row.title}\n{column.title}")
             edges, positive, negative = pair_shares(shown.at(column, row))
-            for shares, colour, words in ((positive, "#228833", "same class"), (negative, "#aa3377", "other class")):
-                axes.stairs(shares, edges, fill=True, color=colour, alpha=0.55, label=words)
+            for shares, colour, label in ((positive, "#228833", "same class"), (negative, "#aa3377", "other class")):
+                axes.stairs(shares, edges, fill=True, color=colour, alpha=0.55, label=label)
             _label(axes, "", "cosine", "share of pairs, %")
-    _first_drawn(panels[1]).legend(fontsize=7)
+    next(axes for axes in panels[1] if axes.axison).legend(fontsize=7)
     return figure
 
 
-def _first_drawn(line: Sequence[Axes]) -> Axes:
-    return next(axes for axes in line if axes.axison)
-
-
-def pair_shares(runs: Sequence[Found]) -> tuple[list[float], list[float], list[float]]:
-    """Bins, and the share of positive and negative pairs in each in percent, over all seeds.
+def pair_shares(runs: Sequence[RecordedRun]) -> tuple[list[float], list[float], list[float]]:
+    """Bin edges, and the percentages of positive and negative pairs per bin, over all seeds.
 
     Raises:
-        RunError: A run has no record of the probes.
+        RunError: A run has no diagnostics.
     """
     counts: dict[str, list[float]] = {}
     edges: list[float] = []
     for run in runs:
-        records = insight_records(run.folder)
-        if not records:
-            raise RunError(f"{run.folder} has no insight.jsonl: it was copied without it; copy it too, or run it again")
-        last = records[-1]["pair_similarity"]
+        last = _records(run)[-1]["pair_similarity"]
         edges = last["edges"]
         for kind in ("positive", "negative"):
             before = counts.get(kind, [0.0] * len(last[kind]))
@@ -307,6 +307,6 @@ def _label(axes: Axes, title: str, x: str, y: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-_DRAW: Mapping[str, Callable[[Shown], Figure]] = {
-    "curves": _curves, "lines": _lines, "inside": _inside, "histograms": _histograms,
+_DRAW: Mapping[str, Callable[[FigureRuns], Figure]] = {
+    "curves": _curves, "lines": _lines, "diagnostics": _diagnostics, "histograms": _histograms,
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The tables of a comparison: methods × settings over seeds, what is missing, the runs, differences on equal seeds."""
+"""Tables of a comparison: methods × settings over seeds, missing runs, all runs, differences on equal seeds."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from fedfa.errors import RunError
+from fedfa.experiment.sweep import Cell, Comparison
 from fedfa.report.comparison_table import HEADER, comparison_rows
 from fedfa.report.paired_differences import PAIRS_HEADER, PAIRS_LEGEND, Scores, paired_rows, scores_of
 from fedfa.seed_means import MEANING, SeedMean, csv_cells
-from fedfa.studies.compare import Cell, Comparison
 from fedfa.text_tables import csv_table, latex_table, latex_text, markdown_table
 
 NOTHING = "–"
@@ -18,36 +18,35 @@ NOTHING = "–"
 
 @dataclass(frozen=True)
 class SettingResults:
-    """What came of one setting of a comparison."""
+    """The results of one setting of a comparison."""
 
-    words: tuple[str, ...]
-    """What tells the setting from the others."""
+    labels: tuple[str, ...]
+    """Texts that distinguish the setting from the others."""
     cells: Sequence[Cell]
-    """All runs that were asked for."""
+    """All requested runs."""
     missing: Mapping[str, str]
-    """Why a run has no result, by the cell's name."""
+    """Why a run has no result, by the name of the cell."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Methods that cannot work with this setting, and why."""
+    """Methods that do not support this setting, and why."""
 
     @property
     def title(self) -> str:
-        """The words in one line."""
-        return ", ".join(self.words)
+        """The setting in one line."""
+        return ", ".join(self.labels)
 
     @cached_property
     def scores(self) -> Mapping[str, Scores]:
         """The accuracies of the finished runs, by method and seed."""
-        folders = {method: [cell.folder for cell in self.finished if cell.title == method] for method in self.methods}
-        return scores_of(folders)
+        return scores_of({m: [cell.directory for cell in self.finished if cell.title == m] for m in self.methods})
 
     @property
     def methods(self) -> list[str]:
-        """Those that were asked for here."""
+        """The requested methods."""
         return list(dict.fromkeys(cell.title for cell in self.cells))
 
     @property
     def finished(self) -> list[Cell]:
-        """The cells that have a result."""
+        """The cells with a result."""
         return [cell for cell in self.cells if cell.name not in self.missing]
 
     def of(self, method: str) -> SeedMean | None:
@@ -56,12 +55,12 @@ class SettingResults:
         return SeedMean.over({seed: scores[seed]["final_accuracy"] for seed in sorted(scores)})
 
     def missing_of(self, method: str) -> str:
-        """A method's runs that have no result, each with the reason."""
+        """The runs of a method without a result, each with the reason."""
         cells = [cell for cell in self.cells if cell.title == method and cell.name in self.missing]
-        return "; ".join(f"{cell.folder.name} ({_in_one_line(self.missing[cell.name])})" for cell in cells)
+        return "; ".join(f"{cell.directory.name} ({_in_one_line(self.missing[cell.name])})" for cell in cells)
 
     def note(self, method: str) -> str:
-        """What the reader has to know about a method's cell in the table; empty where it is whole."""
+        """Note on a method's cell in the table; empty if all runs are finished."""
         if method in self.left_out:
             return f"left out ({_in_one_line(self.left_out[method])})"
         if not (missing := self.missing_of(method)):
@@ -71,7 +70,7 @@ class SettingResults:
 
     def run_rows(self) -> list[tuple[str, ...]]:
         """A row per finished run."""
-        return comparison_rows([cell.folder for cell in self.finished])
+        return comparison_rows([cell.directory for cell in self.finished])
 
     def pair_rows(self) -> list[tuple[str, ...]]:
         """A row per pair of methods: the differences on the seeds that both have."""
@@ -79,34 +78,34 @@ class SettingResults:
 
 
 def why_missing(work: Comparison, cell: Cell) -> str | None:
-    """Why a run cannot be shown after the work; None if it can."""
+    """Why a run cannot be shown after the comparison; None if it can."""
     reason = work.missing(cell)
     if reason is None:
         try:
-            comparison_rows([cell.folder])
+            comparison_rows([cell.directory])
         except RunError as error:
             return str(error)
     return reason
 
 
 def method_rows(results: Sequence[SettingResults]) -> list[list[str]]:
-    """A row per method, a cell per setting: mean(standard deviation) over seeds, in brackets their number."""
+    """A row per method, a cell per setting: mean(standard deviation) over seeds [number of seeds]."""
     return [[method, *(str(one.of(method) or NOTHING) for one in results)] for method in _methods(results)]
 
 
 def notes(results: Sequence[SettingResults]) -> list[str]:
-    """Which runs are missing behind which cell, and why."""
+    """Missing runs of each cell, with reasons."""
     lines = []
     for method in _methods(results):
         for one in results:
-            if words := one.note(method):
-                lines.append(f"{method}{f', {one.title}' if len(results) > 1 else ''}: {words}")
+            if note := one.note(method):
+                lines.append(f"{method}{f', {one.title}' if len(results) > 1 else ''}: {note}")
     return lines
 
 
 def legend(results: Sequence[SettingResults]) -> str:
     """What the numbers mean."""
-    rounds = {one.title: one.cells[0].settings.rounds for one in results if one.cells}
+    rounds = {one.title: one.cells[0].config.rounds for one in results if one.cells}
     if len(set(rounds.values())) == 1:
         when = f"the last of {next(iter(rounds.values()))} rounds"
     else:
@@ -115,7 +114,7 @@ def legend(results: Sequence[SettingResults]) -> str:
 
 
 def as_markdown(results: Sequence[SettingResults]) -> str:
-    """Methods × settings; below, for each setting its runs and the differences between methods."""
+    """Methods × settings; below, the runs of each setting and the differences between methods."""
     blocks = [markdown_table(_header(results), method_rows(results)), legend(results)]
     if lines := notes(results):
         blocks.append("\n".join(f"- {line}" for line in lines))
@@ -146,7 +145,7 @@ def as_csv(results: Sequence[SettingResults]) -> str:
     lines = []
     for one in results:
         for method in one.methods:
-            rounds = next(cell.settings.rounds for cell in one.cells if cell.title == method)
+            rounds = next(cell.config.rounds for cell in one.cells if cell.title == method)
             lines.append([one.title, method, str(rounds), *csv_cells(one.of(method)), one.missing_of(method)])
     return csv_table(CSV_HEADER, lines)
 

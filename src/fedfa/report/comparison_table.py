@@ -1,49 +1,52 @@
-"""A table of finished runs side by side: final, best, mean of the last ten, time, bytes."""
+"""Finished runs side by side: accuracies, time and traffic."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fedfa.errors import RunError
-from fedfa.studies.folder import RunFolder
+from fedfa.experiment.recorded_runs import RecordedRun, read_run
 
 HEADER = ("run", "seed", "final %", "best %", "last 10 %", "±", "s", "CPU s", "MB up", "MB down")
-"""``run``: the run folder's name without its seed, which names method and variant; ``last 10``: mean of the last ten
-evaluations, and their standard deviation; ``s``: as the clock has it, evaluations apart, whatever else the machine was
-doing; ``CPU s``: processor time of the clients' training."""
+"""``run``: name of the run directory without the seed; ``last 10`` and ``±``: mean and standard deviation of the last
+ten evaluations; ``s``: wall time of the training, without evaluations; ``CPU s``: processor time of the clients."""
 
 
-def comparison_rows(folders: Sequence[Path]) -> list[tuple[str, ...]]:
-    """One row per finished run, in the given order; the cells as text.
+def comparison_rows(directories: Sequence[Path]) -> list[tuple[str, ...]]:
+    """One row per finished run, in the given order.
 
     Raises:
-        RunError: A run's record is damaged.
+        RunError: A run is damaged.
     """
     rows = []
-    for folder in folders:
-        record = RunFolder(folder)
-        summary = record.summary()
-        if summary is not None:
-            try:
-                rows.append(_row(folder.name, summary, record.metrics()))
-            except (LookupError, TypeError, ValueError, ArithmeticError) as error:
-                raise RunError(f"{folder} is damaged ({error!r}); remove it and run it again") from None
+    for directory in directories:
+        try:
+            run = read_run(directory)
+            if run.summary_error:
+                raise RunError(run.summary_error)
+            if run.finished:
+                rows.append(comparison_row(run))
+        except RunError as error:
+            raise RunError(f"{directory} is damaged ({error}); remove it and run it again") from None
     return rows
 
 
-def _row(name: str, summary: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    rounds = [record["accuracy"] for record in metrics if record["accuracy"] is not None and "survey" not in record]
-    last = rounds[-10:]
-    mean = sum(last) / len(last)
-    swing = (sum((value - mean) ** 2 for value in last) / len(last)) ** 0.5
-    return (
-        name.removesuffix(f"-s{summary['seeds']['training']}"),
-        str(summary["seeds"]["training"]),
-        *(f"{100 * summary[f'{what}_accuracy']:.2f}" for what in ("final", "best", "last10")),
-        f"{100 * swing:.2f}",
-        f"{summary['seconds']:.0f}",
-        f"{summary['cpu_seconds']:.0f}" if "cpu_seconds" in summary else "–",
-        *(f"{summary[f'bytes_{way}'] / 1e6:.1f}" for way in ("up", "down")),
-    )
+def comparison_row(run: RecordedRun) -> tuple[str, ...]:
+    """The cells of a finished run as text.
+
+    Raises:
+        RunError: The summary or the metrics lack a value.
+    """
+    found = run.results
+    try:
+        return (
+            run.stem,
+            str(run.seed),
+            *(f"{100 * found[key]:.2f}" for key in ("final_accuracy", "best_accuracy", "last10_accuracy", "swing")),
+            f"{found['seconds']:.0f}",
+            f"{found['cpu_seconds']:.0f}" if "cpu_seconds" in found else "–",
+            *(f"{found[key] / 1e6:.1f}" for key in ("bytes_up", "bytes_down")),
+        )
+    except (LookupError, TypeError, ValueError) as error:
+        raise RunError(repr(error)) from None

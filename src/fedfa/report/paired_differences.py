@@ -1,9 +1,9 @@
-"""Differences between methods on the same seeds, and whether they exceed what another seed alone would change.
+"""Differences between methods on equal seeds, and whether they exceed the noise between seeds.
 
 Two methods that train with the same seed share initial weights, cohorts and the order of samples, so the difference of
 their accuracies varies less from seed to seed than the accuracies do. With n such differences of mean m and standard
 deviation s, the true difference lies in m ± t·s/√n with 95 % confidence, t being the 97.5 % point of Student's
-distribution with n − 1 degrees of freedom (Student 1908). If 0 is inside, other seeds could turn the order round.
+distribution with n − 1 degrees of freedom (Student 1908). If 0 is inside, other seeds could reverse the order.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedfa.studies.folder import RunFolder
+from fedfa.experiment.run_directory import RunDirectory
 
 MEASURES: Mapping[str, str] = {"final_accuracy": "final", "last10_accuracy": "last 10"}
 PAIRS_HEADER = ("difference", "seeds", "final, points", "last 10, points", "exceeds seed noise?")
 ALL_PAIRS_UP_TO = 4
-"""Methods; with more, each is compared with the first."""
+"""With more methods than this, each is compared with the first only."""
 
 _STUDENT = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
@@ -51,18 +51,18 @@ class Difference:
 
     @property
     def mean(self) -> float:
-        """Over seeds."""
+        """Mean over seeds."""
         return statistics.fmean(self.values)
 
     @property
     def margin(self) -> float | None:
-        """Half the width of the 95 % interval; None for a single seed, which says nothing about noise."""
+        """Half the width of the 95 % interval; None for a single seed."""
         n = len(self.values)
         return student(n - 1) * statistics.stdev(self.values) / math.sqrt(n) if n > 1 else None
 
     @property
     def exceeds_noise(self) -> bool | None:
-        """Whether 0 lies outside the interval; None where one cannot tell."""
+        """Whether 0 lies outside the interval; None for a single seed."""
         return None if self.margin is None else abs(self.mean) > self.margin
 
     def __str__(self) -> str:
@@ -71,15 +71,15 @@ class Difference:
 
 
 Scores = Mapping[int, Mapping[str, float]]
-"""By seed: a summary's accuracies."""
+"""Accuracies in percent, by seed and measure."""
 
 
 def scores_of(runs: Mapping[str, Sequence[Path]]) -> dict[str, Scores]:
     """The accuracies of finished runs by method and seed."""
     found: dict[str, dict[int, Mapping[str, float]]] = {}
-    for method, folders in runs.items():
-        for folder in folders:
-            summary = RunFolder(folder).summary()
+    for method, directories in runs.items():
+        for directory in directories:
+            summary = RunDirectory(directory).summary()
             if summary is not None:
                 found.setdefault(method, {})[int(summary["seeds"]["training"])] = {
                     measure: 100 * float(summary[measure]) for measure in MEASURES
@@ -88,13 +88,13 @@ def scores_of(runs: Mapping[str, Sequence[Path]]) -> dict[str, Scores]:
 
 
 def difference(one: Scores, other: Scores, measure: str) -> Difference | None:
-    """One minus the other on the seeds that both have; None if there is none."""
+    """One minus the other on the seeds that both have; None if there are none."""
     seeds = sorted(one.keys() & other.keys())
     return Difference(tuple(one[s][measure] - other[s][measure] for s in seeds)) if seeds else None
 
 
 def pairs(methods: Sequence[str]) -> list[tuple[str, str]]:
-    """Which methods to compare: every two of a few, else each with the first.
+    """The pairs of methods to compare: all pairs of a few, else each method with the first.
 
     Example:
         >>> pairs(["fedavg", "fedfa", "moon"])
@@ -106,7 +106,7 @@ def pairs(methods: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def paired_rows(scores: Mapping[str, Scores]) -> list[tuple[str, ...]]:
-    """A row per pair: the differences, and what they say in words."""
+    """A row per pair: the differences and the verdict."""
     rows: list[tuple[str, ...]] = []
     for one, other in pairs(list(scores)):
         found = {m: difference(scores[one], scores[other], m) for m in MEASURES}
@@ -117,7 +117,7 @@ def paired_rows(scores: Mapping[str, Scores]) -> list[tuple[str, ...]]:
 
 
 def verdict(final: Difference, last: Difference) -> str:
-    """Whether the differences exceed the seed noise, in plain words.
+    """Whether the differences exceed the seed noise, as text.
 
     Example:
         >>> verdict(Difference((3.0, 3.1, 2.9)), Difference((3.0, -3.0, 1.0)))
@@ -125,14 +125,14 @@ def verdict(final: Difference, last: Difference) -> str:
     """
     if final.exceeds_noise is None or last.exceeds_noise is None:
         return "unknown: one seed"
-    said = {True: "yes", False: "no"}
+    text = {True: "yes", False: "no"}
     if final.exceeds_noise == last.exceeds_noise:
-        return said[final.exceeds_noise]
-    return f"final: {said[final.exceeds_noise]}; last 10: {said[last.exceeds_noise]}"
+        return text[final.exceeds_noise]
+    return f"final: {text[final.exceeds_noise]}; last 10: {text[last.exceeds_noise]}"
 
 
 PAIRS_LEGEND = (
     "Differences on the same seeds, mean ± 95 % interval (Student). Yes: the interval does not contain 0, so the "
-    "difference exceeds what another seed alone would change. No: more seeds are needed, or there is no difference. "
-    "Each pair is judged by itself: of twenty pairs without a difference, about one says yes."
+    "difference exceeds the noise between seeds. No: more seeds are needed, or there is no difference. "
+    "Pairs are tested separately: of twenty pairs without a difference, about one gives yes."
 )

@@ -1,14 +1,16 @@
-"""Pictures of data: what a split gave to whom, and what the samples look like."""
+"""Pictures of data: samples by client and class, and sheets of sample images."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedfa.data.samples import DataSet, Samples
-from fedfa.errors import DataError, FedfaError
+from fedfa.errors import DataError
+from fedfa.report.html.drawing import matplotlib_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,35 +19,32 @@ if TYPE_CHECKING:
     from fedfa.data.federation import Federation
     from fedfa.data.partitions.assignment import IntArray
 
-#: More clients than this are drawn as a heat map, because bubbles would overlap.
-_MOST_BUBBLES = 40
-#: More clients than this are thinned out evenly: a column would be narrower than a pixel.
-_MOST_COLUMNS = 500
+_MAX_BUBBLES = 40
+"""More clients are drawn as a heat map, because bubbles would overlap."""
+_MAX_COLUMNS = 500
+"""More clients are subsampled evenly: a column would be narrower than a pixel."""
 
 
 def partition_picture(federation: Federation, path: Path, *, title: str = "", style: str = "auto") -> Path:
-    """Draw clients × classes, with the clients' sizes above.
+    """Draw clients × classes, with the number of samples of each client above.
 
     Args:
         federation: Data set and split.
-        path: Where the picture goes; its ending chooses the format.
-        title: Stands above the picture.
+        path: File to write; its suffix chooses the format.
+        title: Title of the picture.
         style: ``"bubbles"``, ``"heat"``, or ``"auto"``: bubbles for up to 40 clients.
 
     Raises:
         FedfaError: matplotlib is not installed.
     """
     if style not in ("auto", "bubbles", "heat"):
-        raise DataError(f"unknown style {style!r} of picture; choose bubbles, heat or auto")
-    figure_type = _figure_type()
+        raise DataError(f"unknown style {style!r}; choose bubbles, heat or auto")
     dataset, split = federation.dataset, federation.partition
-    shown = np.arange(len(split))
-    if len(split) > _MOST_COLUMNS:
-        shown = np.linspace(0, len(split) - 1, _MOST_COLUMNS).astype(np.int64)
+    shown = evenly_spaced(len(split), _MAX_COLUMNS)
     counts = np.stack([federation.client(int(number)).label_counts.numpy() for number in shown])
-    bubbles = style == "bubbles" or (style == "auto" and len(shown) <= _MOST_BUBBLES)
+    bubbles = style == "bubbles" or (style == "auto" and len(shown) <= _MAX_BUBBLES)
     height = 2.6 + 0.32 * min(dataset.num_classes, 20)
-    figure: Figure = figure_type(figsize=(min(14, 4.5 + 0.22 * max(len(shown), 16)), height), layout="constrained")
+    figure = matplotlib_figure(figsize=(min(14, 4.5 + 0.22 * max(len(shown), 16)), height), layout="constrained")
     above, main = figure.subplots(2, 1, sharex=True, height_ratios=[1, 3.6])
     _draw_sizes(above, counts.sum(axis=1))
     if bubbles:
@@ -53,7 +52,7 @@ def partition_picture(federation: Federation, path: Path, *, title: str = "", st
     else:
         from matplotlib.colors import PowerNorm
 
-        # The square root keeps small counts apart from none at all, which stays white.
+        # The square root separates small counts from none, which stays white.
         image = main.imshow(
             np.where(counts.T > 0, counts.T, np.nan),
             aspect="auto",
@@ -71,20 +70,19 @@ def partition_picture(federation: Federation, path: Path, *, title: str = "", st
 
 
 def contact_sheet(dataset: DataSet, path: Path, *, columns: int = 20, rows: int = 3) -> Path:
-    """Draw samples, classes from left to right; with domains, a band of rows for each.
+    """Draw samples, classes from left to right; with domains, a band of rows for each domain.
 
     Args:
-        dataset: What to show; its samples must be images.
-        path: Where the picture goes; its ending chooses the format.
-        columns: Pictures in a row.
-        rows: Rows of pictures for each domain.
+        dataset: Data set of images.
+        path: File to write; its suffix chooses the format.
+        columns: Images per row.
+        rows: Rows per domain.
     """
     if not dataset.train.is_image:
-        raise DataError(f"{dataset.name} holds no images, so there is nothing to show on a contact sheet")
-    figure_type = _figure_type()
+        raise DataError(f"{dataset.name} holds no images, so it has no contact sheet")
     bands = dataset.domains or (dataset.name,)
     margin, width, height = 1.3, columns * 0.45 + 1.4, len(bands) * (rows * 0.45 + 0.08)
-    figure: Figure = figure_type(figsize=(width, height))
+    figure = matplotlib_figure(figsize=(width, height))
     figure.subplots_adjust(
         left=margin / width, right=1 - 0.1 / width, top=1 - 0.05 / height, bottom=0.05 / height, hspace=0.06
     )
@@ -105,12 +103,20 @@ def contact_sheet(dataset: DataSet, path: Path, *, columns: int = 20, rows: int 
     return _save(figure, path)
 
 
-def _figure_type() -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise FedfaError("pictures need matplotlib: pip install 'fedfa[plots]'") from None
-    return Figure
+def evenly_spaced(count: int, most: int) -> IntArray:
+    """Indices of all of ``count`` items, or of ``most`` evenly spaced ones."""
+    return np.arange(count) if count <= most else np.linspace(0, count - 1, most).astype(np.int64)
+
+
+def client_domains(federation: Federation, clients: Iterable[int]) -> tuple[str, ...]:
+    """Domain of each client, "" for a client without samples; empty if a client holds several, or there are none."""
+    domains = federation.dataset.train.domains
+    if domains is None:
+        return ()
+    held = [np.unique(domains.numpy()[federation.partition.client(int(client))]) for client in clients]
+    if any(len(of) > 1 for of in held):
+        return ()
+    return tuple(federation.dataset.domains[int(of[0])] if len(of) else "" for of in held)
 
 
 def _save(figure: Figure, path: Path) -> Path:
@@ -128,7 +134,7 @@ def _draw_sizes(ax: Axes, sizes: IntArray) -> None:
 
 
 def _draw_bubbles(ax: Axes, counts: IntArray, cell: float) -> None:
-    """Circles whose area tells the count; the largest one fills a cell of so many points."""
+    """Draw circles whose area is proportional to the count; ``cell`` is the diameter of the largest, in points."""
     client, label = np.nonzero(counts)
     values = counts[client, label]
     area = cell**2 * values / values.max() if len(values) else values
@@ -148,30 +154,20 @@ def _label_axes(ax: Axes, dataset: DataSet, clients: int) -> None:
 
 
 def _mark_domains(above: Axes, main: Axes, federation: Federation, shown: IntArray) -> None:
-    """Lines between the domains, and their names, where every client holds one domain only."""
-    domains, split = federation.dataset.train.domains, federation.partition
-    if domains is None:
-        return
-    held = []
-    for number in shown:
-        of = np.unique(domains.numpy()[split.client(int(number))])
-        if len(of) > 1:
-            return
-        held.append(int(of[0]) if len(of) else -1)
-    borders = np.flatnonzero(np.diff(held)) + 1
+    """Separate and name the domains if every client holds one domain only."""
+    held = client_domains(federation, shown)
+    borders = [place for place in range(1, len(held)) if held[place] != held[place - 1]]
     for border in borders:
         for ax in (above, main):
             ax.axvline(border - 0.5, color="black", lw=0.8)
     for first, last in zip([0, *borders], [*borders, len(held)], strict=True):
-        if held[first] >= 0:
-            name = federation.dataset.domains[held[first]]
-            above.text(
-                (first + last - 1) / 2, 1.04, name, ha="center", va="bottom", transform=above.get_xaxis_transform()
-            )
+        if held:
+            at = ((first + last - 1) / 2, 1.04)
+            above.text(*at, held[first], ha="center", va="bottom", transform=above.get_xaxis_transform())
 
 
 def _one_of_each(data: Samples, domain: int | None, columns: int, rows: int, num_classes: int) -> IntArray:
-    """Positions of samples for a sheet: every column shows one class, classes from left to right."""
+    """Indices of the samples of a sheet: one class per column, classes from left to right."""
     labels = data.labels.numpy()
     inside = np.ones(len(labels), dtype=bool)
     if domain is not None and data.domains is not None:

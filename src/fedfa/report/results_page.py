@@ -1,128 +1,115 @@
-"""A page of results, made from committed run folders alone."""
+"""Tables of a results page, made from committed run directories alone."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedfa.errors import RunError
+from fedfa.experiment.recorded_runs import RecordedRun, find_runs
 from fedfa.paper.cells import key_of
-from fedfa.paper.declare import readings, study
-from fedfa.paper.figures import Shown
-from fedfa.paper.found import Runs
-from fedfa.paper.inside import inside_markdown
+from fedfa.paper.declarations import main_reading, study
+from fedfa.paper.diagnostics_tables import diagnostics_markdown
+from fedfa.paper.figures import FigureRuns
+from fedfa.paper.run_index import RunIndex
 from fedfa.paper.tables import as_markdown, numbers_by_key, study_table
-from fedfa.report.comparison_table import HEADER, comparison_rows
-from fedfa.studies.folder import RunFolder
+from fedfa.report.comparison_table import HEADER, comparison_row
 from fedfa.text_tables import markdown_table
 
 
-@dataclass(frozen=True)
-class Row:
-    """One committed run."""
+def read_results(results: Path) -> list[RecordedRun]:
+    """Every finished run below ``results/SETTING/RUN/``: by setting, long runs first, then by name.
 
-    folder: Path
-    setting: str
-    summary: dict[str, Any]
-
-    @property
-    def sort_key(self) -> tuple[str, int, str]:
-        """Setting, long runs first, name."""
-        return self.setting, -int(self.summary["rounds"]), self.folder.name
-
-
-def read_results(results: Path) -> list[Row]:
-    """Every finished run under ``results/SETTING/RUN/``."""
-    folders = [path.parent for path in results.glob("*/*/summary.json")]
-    found = [(folder, RunFolder(folder).summary()) for folder in folders]
-    rows = [Row(folder, folder.parent.name, summary) for folder, summary in found if summary is not None]
-    return sorted(rows, key=lambda row: row.sort_key)
+    Raises:
+        RunError: A run cannot be read.
+    """
+    found = find_runs([results])
+    errors = [f"{problem.path} {problem.message}" for problem in found.problems]
+    errors += [error for run in found.runs if (error := run.config_error or run.summary_error)]
+    if errors:
+        raise RunError("; ".join(errors))
+    runs = [run for run in found.runs if run.finished]
+    return sorted(runs, key=lambda run: (run.path.parent.name, -run.rounds, run.path.name))
 
 
 def results_table(results: Path, without: Collection[str] = ()) -> str:
-    """The committed runs, but those of some settings, as a Markdown table with the paper's numbers beside them."""
+    """The finished runs, except those of some settings, as a Markdown table with the paper's numbers."""
     paper = numbers_by_key()
     lines = [
         "| setting | run | method | variant | rounds | seed | final | mean of last ten | best | the paper | commit |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for row in read_results(results):
-        if row.setting in without:
+    for run in read_results(results):
+        if (setting := run.path.parent.name) in without:
             continue
-        summary = row.summary
-        rounds, number = paper.get(key_of(RunFolder(row.folder).settings()), (0, None))
-        comparable = number if summary["rounds"] == rounds else None
+        assert run.summary is not None
+        rounds, number = paper.get(key_of(run.config), (0, None))
         cells = [
-            row.setting,
-            row.folder.name,
-            summary["algorithm"],
-            summary["variant"] or "–",
-            str(summary["rounds"]),
-            str(summary["seeds"]["training"]),
-            f"**{100 * summary['final_accuracy']:.2f}**",
-            f"{100 * summary['last10_accuracy']:.2f}",
-            f"{100 * summary['best_accuracy']:.2f}",
-            str(comparable).replace("(", " (") if comparable else "–",
-            (summary["commit"] or "–")[:7],
+            setting,
+            run.path.name,
+            run.summary["algorithm"],
+            run.summary["variant"] or "–",
+            str(run.rounds),
+            str(run.seed),
+            f"**{run.accuracy():.2f}**",
+            f"{run.accuracy('last10'):.2f}",
+            f"{100 * run.summary['best_accuracy']:.2f}",
+            str(number).replace("(", " (") if number and run.rounds == rounds else "–",
+            _commit(run),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
-_COMPARISON = re.compile(r"(<!-- comparison (\S+): begin -->\n).*?(<!-- comparison \2: end -->)", re.DOTALL)
-_INSIDE = re.compile(r"(<!-- inside (\S+): begin -->\n).*?(<!-- inside \2: end -->)", re.DOTALL)
-_PAPER = re.compile(r"(<!-- paper (\S+)((?: last10)?): begin -->\n).*?(<!-- paper \2\3: end -->)", re.DOTALL)
+_TABLES = re.compile(
+    r"(<!-- (comparison|paper|inside|diagnostics) (\S+)( last10)?: begin -->\n).*?(<!-- \2 \3\4?: end -->)", re.DOTALL
+)
 
 
 def refresh_page(page: Path, results: Path) -> str:
-    """The page's text with its tables made anew.
+    """The text of a page with its tables made anew between their marks, ``<!-- KIND NAME: begin -->`` … ``end``.
 
-    Runs of a setting that has marks of its own (``<!-- comparison SETTING: begin -->`` … ``end``) stand side by side
-    between them; all others are listed between the marks for results. Between ``<!-- paper NAME: begin -->`` … ``end``
-    goes one of the paper's tables, ours beside the paper's; with ``NAME last10``, ours as the mean of the last ten
-    evaluations. Between ``<!-- inside NAME: begin -->`` … ``end`` goes what the probes saw in a study's runs.
+    - ``results`` (without a name): the list of all runs except those of compared settings;
+    - ``comparison SETTING``: the runs of one setting side by side;
+    - ``paper STUDY``: our numbers beside the paper's; ``paper STUDY last10``: our mean of the last ten evaluations;
+    - ``diagnostics STUDY`` (or ``inside STUDY``): the diagnostics of a study's runs.
     """
     try:
         text = page.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RunError(
-            f"{page} cannot be read ({error}); name a page that has the marks {BEGIN} and {END}, where the table goes"
-        ) from None
-    compared = {found.group(2) for found in _COMPARISON.finditer(text)}
+        raise RunError(f"{page} cannot be read ({error}); name a page with the marks {BEGIN} and {END}") from None
+    compared = {found[3] for found in _TABLES.finditer(text) if found[2] == "comparison"}
     head, mark, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not mark or not end:
-        raise RunError(f"{page} lacks the marks {BEGIN} and {END} between which the table goes")
+        raise RunError(f"{page} lacks the marks {BEGIN} and {END}; add them where the table goes")
     text = f"{head}{BEGIN}\n\n{results_table(results, without=compared)}\n\n{END}{tail}"
+    runs = RunIndex.below([results])
 
     def table(found: re.Match[str]) -> str:
-        begin, setting, end = found.groups()
-        return f"{begin}\n{comparison_table(results / setting)}\n\n{end}"
+        begin, kind, name, last10, end = found.groups()
+        if kind == "comparison":
+            made = comparison_table(results / name)
+        elif kind == "paper":
+            made = as_markdown(study_table(study(name), runs, "last10" if last10 else "final"))
+        else:
+            made = diagnostics_markdown(FigureRuns.of(study(name), runs, main_reading()))
+        return f"{begin}\n{made}\n\n{end}"
 
-    def paper_table(found: re.Match[str]) -> str:
-        begin, name, steadier, end = found.groups()
-        made = study_table(study(name), Runs.below([results]), "last10" if steadier else "final")
-        return f"{begin}\n{as_markdown(made)}\n\n{end}"
-
-    def inside(found: re.Match[str]) -> str:
-        begin, name, end = found.groups()
-        seen = Shown.of(study(name), Runs.below([results]), next(iter(readings())))
-        return f"{begin}\n{inside_markdown(seen)}\n\n{end}"
-
-    return _INSIDE.sub(inside, _PAPER.sub(paper_table, _COMPARISON.sub(table, text)))
+    return _TABLES.sub(table, text)
 
 
 def comparison_table(setting: Path) -> str:
-    """The runs of one setting side by side, best mean of the last ten first; below, the commits they were made at."""
-    folders = [path.parent for path in setting.glob("*/summary.json")]
-    if not folders:
-        raise RunError(f"{setting} holds no finished run, but a page wants a table of it")
-    rows = sorted(comparison_rows(folders), key=lambda row: (-float(row[HEADER.index("last 10 %")]), row))
-    commits = sorted(
-        {(row.summary["commit"] or "–")[:7] for row in read_results(setting.parent) if row.folder in folders}
-    )
+    """The runs of one setting side by side, best mean of the last ten first; below, their commits."""
+    runs = read_results(setting)
+    if not runs:
+        raise RunError(f"{setting} holds no finished run, but the page has a mark for its table")
+    rows = sorted(map(comparison_row, runs), key=lambda row: (-float(row[HEADER.index("last 10 %")]), row))
+    commits = sorted({_commit(run) for run in runs})
     return f"{markdown_table(HEADER, rows)}\n\nCommits: {', '.join(commits)}."
+
+
+def _commit(run: RecordedRun) -> str:
+    return ((run.summary or {})["commit"] or "–")[:7]

@@ -1,1 +1,1 @@
-"""Readers of file formats: bytes on disk to arrays, with errors that name the file."""
+"""Readers of file formats: files to arrays, with errors that name the file."""

@@ -1,4 +1,4 @@
-"""CIFAR in its official forms, the binary one and the Python one, and as sheets of pixels."""
+"""CIFAR in its official binary and Python versions, and as sheets of pixels."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from fedfa.data.decoded import Array
-from fedfa.data.formats.files import content, naming
 from fedfa.data.formats.pictures import read_picture
+from fedfa.data.formats.untrusted_files import content, reading
+from fedfa.data.raw import Array
 from fedfa.errors import DataError
 
 _PIXELS = 3 * 32 * 32
@@ -24,7 +24,7 @@ def parse_binary(data: bytes, name: str, label_bytes: int) -> tuple[Array, Array
 
     Args:
         data: The bytes of a ``.bin`` file.
-        name: What to call them in errors.
+        name: Name of the file in error messages.
         label_bytes: 1 for CIFAR-10; 2 for CIFAR-100, whose second label is the fine one.
 
     Returns:
@@ -38,11 +38,11 @@ def parse_binary(data: bytes, name: str, label_bytes: int) -> tuple[Array, Array
 
 
 def parse_python(data: bytes, name: str, labels: bytes) -> tuple[Array, Array]:
-    """Read the Python version, which is a pickle, admitting nothing in it but arrays, texts and numbers.
+    """Read the Python version, a pickle in which only arrays, strings and numbers are allowed.
 
     Args:
         data: The bytes of a batch file.
-        name: What to call them in errors.
+        name: Name of the file in error messages.
         labels: Key of the labels, ``b"labels"`` or ``b"fine_labels"``.
     """
     try:
@@ -67,7 +67,7 @@ def read_sheet(path: Path) -> Array:
 
 def read_json_labels(path: Path) -> Array:
     """Read a JSON list of numbers."""
-    with naming(path):
+    with reading(path):
         return np.asarray(json.loads(content(path)), dtype=np.int64)
 
 
@@ -76,19 +76,19 @@ def _planes_to_images(pixels: Array) -> Array:
 
 
 def _reconstruct(kind: type, shape: tuple[int, ...], code: str | bytes) -> Array:
-    """Stand-in for numpy's function of that name, which makes an empty array that the state then fills."""
+    """Replacement of NumPy's function of that name, which makes an empty array for the state to fill."""
     return np.empty(shape, code.decode() if isinstance(code, bytes) else code)
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """Stand-in for ``_codecs.encode``, through which Python 3 writes bytes into old pickles."""
+    """Replacement of ``_codecs.encode``, which Python 3 uses to write bytes into old pickles."""
     if encoding != "latin1":
-        raise DataError(f"refused: the pickle asks for the encoding {encoding}")
+        raise DataError(f"refused: the pickle uses the encoding {encoding}")
     return text.encode("latin1")
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """An unpickler that cannot call anything except what builds a numpy array."""
+    """An unpickler that can call nothing but the constructors of NumPy arrays."""
 
     _allowed: dict[tuple[str, str], Callable[..., Any]] = {
         (module, name): thing
@@ -101,5 +101,5 @@ class _ArraysOnly(pickle.Unpickler):
             return self._allowed[module, name]
         except KeyError:
             raise DataError(
-                f"refused: the pickle asks for {module}.{name}, which no CIFAR batch needs; take the binary version"
+                f"refused: the pickle uses {module}.{name}, which no CIFAR batch needs; use the binary version"
             ) from None

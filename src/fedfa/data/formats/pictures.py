@@ -1,4 +1,4 @@
-"""Picture files to arrays."""
+"""Readers of picture files."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from pathlib import Path
 
 import numpy as np
 
-from fedfa.data.decoded import Array
-from fedfa.data.formats.files import naming
-from fedfa.data.optional import needs
+from fedfa.data.formats.untrusted_files import reading
+from fedfa.data.optional_imports import import_optional
+from fedfa.data.raw import Array
 from fedfa.errors import DataError
 
 
 def read_picture(path: Path, mode: str = "RGB") -> Array:
     """Read a picture as ``uint8 [H, W, 3]``, or ``[H, W]`` with ``mode = "L"``."""
-    image = needs("PIL.Image", f"reading {path.name}")
-    with naming(path), image.open(path) as picture:
+    image = import_optional("PIL.Image", f"reading {path.name}")
+    with reading(path), image.open(path) as picture:
         return np.asarray(picture.convert(mode))
 
 

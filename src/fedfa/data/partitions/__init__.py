@@ -1,4 +1,4 @@
-"""Splitting training samples over clients."""
+"""Partitions: which client holds which training samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedfa.data.partitions.specs import (
     Dirichlet,
     Domains,
     Iid,
-    LabelSpec,
+    LabelPartition,
     Natural,
     PartitionSpec,
     Quantity,
@@ -30,26 +30,22 @@ __all__ = [
     "Dirichlet",
     "Domains",
     "Iid",
-    "LabelSpec",
+    "IntArray",
     "Natural",
     "Partition",
     "PartitionSpec",
     "Quantity",
     "Shards",
-    "natural_clients",
+    "number_of_clients",
     "parse_partition",
     "partition",
     "partition_text",
 ]
 
 
-def natural_clients(data: Samples, spec: AnyPartition) -> int | None:
-    """The number of clients that the data itself prescribes, or None where the user chooses it."""
-    if not isinstance(spec, Natural):
-        return None
-    if spec.groups is not None:
-        return spec.groups
-    return len(np.unique(_writers(data)))
+def number_of_clients(spec: AnyPartition, clients: int | None) -> int | None:
+    """The given number of clients, else the default: 100, or None for ``natural``, where the data determine it."""
+    return clients if clients is not None or isinstance(spec, Natural) else 100
 
 
 def partition(data: Samples, spec: AnyPartition, clients: int | None, num_classes: int, seed: int) -> Partition:
@@ -57,13 +53,13 @@ def partition(data: Samples, spec: AnyPartition, clients: int | None, num_classe
 
     Args:
         data: The training samples.
-        spec: Which split, with its settings.
-        clients: Number of clients. None is allowed for ``natural``, and means one per writer (or per group).
+        spec: Specification of the partition.
+        clients: Number of clients. With ``natural``, None means one per writer (or per group).
         num_classes: Number of classes.
-        seed: Seed of the split; it has streams of its own, apart from those of training.
+        seed: Seed of the split. Its random streams are separate from those of the training.
 
     Returns:
-        Disjoint clients that together hold every sample, except where the settings say how many samples to take.
+        Disjoint clients that together hold every sample, unless the specification sets how many samples to take.
 
     Example:
         >>> import torch
@@ -74,9 +70,9 @@ def partition(data: Samples, spec: AnyPartition, clients: int | None, num_classe
     if len(data) == 0:
         raise DataError("there are no samples to split")
     if clients is None:
-        clients = natural_clients(data, spec)
-        if clients is None:
+        if not isinstance(spec, Natural):
             raise DataError(f"the partition {spec.kind!r} needs a number of clients")
+        clients = spec.groups or len(np.unique(_writers(data)))
     if clients < 1:
         raise DataError(f"a split needs at least one client, not {clients}")
     all_labels = data.labels.numpy()
@@ -96,17 +92,13 @@ def partition(data: Samples, spec: AnyPartition, clients: int | None, num_classe
     rng = stream(seed, f"partition:{spec.kind}")
     if isinstance(spec, Natural):
         if spec.groups is not None and spec.groups != clients:
-            raise DataError(f"natural: {spec.groups} groups of writers, but {clients} clients; name one of the two")
+            raise DataError(f"natural: {spec.groups} groups of writers, but {clients} clients; set only one of the two")
         return groups.by_writer(_writers(data), clients, rng)
     return _by_label(all_labels, spec, clients, num_classes, rng)
 
 
 def _by_label(
-    of: IntArray,
-    spec: Iid | Shards | Classes | Dirichlet | Quantity,
-    clients: int,
-    num_classes: int,
-    rng: np.random.Generator,
+    of: IntArray, spec: LabelPartition, clients: int, num_classes: int, rng: np.random.Generator
 ) -> Partition:
     match spec:
         case Iid():
@@ -123,5 +115,5 @@ def _by_label(
 
 def _writers(data: Samples) -> IntArray:
     if data.writers is None:
-        raise DataError("natural: this data set does not say who wrote what; mnist-writers and femnist do")
+        raise DataError("natural: this data set has no writers; mnist-writers and femnist have")
     return data.writers.numpy()

@@ -1,4 +1,4 @@
-"""A split as two flat arrays, so that a million clients cost what their samples cost."""
+"""A partition as two flat arrays, so that its size depends on the samples and not on the number of clients."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ class Partition:
         return len(self.offsets) - 1
 
     def client(self, number: int) -> IntArray:
-        """Positions of one client's samples: a view, nothing is copied."""
+        """Positions of one client's samples, as a view."""
         if not 0 <= number < len(self):
             raise DataError(f"there is no client {number}: the partition has {len(self)} clients, numbered from 0")
         return self.order[self.offsets[number] : self.offsets[number + 1]]
 
     @cached_property
     def sizes(self) -> IntArray:
-        """How many samples each client holds."""
+        """Number of samples of each client."""
         return np.diff(self.offsets)
 
     @cached_property
     def holders(self) -> IntArray:
-        """The clients that hold samples. Looked for once: a round must not take longer where there are more clients."""
+        """The clients that hold samples. Cached: the time of a round must not grow with the number of clients."""
         return np.flatnonzero(self.sizes)
 
     def owners(self) -> IntArray:
@@ -67,7 +67,7 @@ class Partition:
         return np.repeat(np.arange(len(self), dtype=np.int64), self.sizes)
 
     def label_counts(self, labels: npt.ArrayLike, num_classes: int) -> IntArray:
-        """How many samples of each class each client holds, as ``[clients, classes]``."""
+        """Number of samples of each class and client, as ``[clients, classes]``."""
         of_order = np.asarray(labels)[self.order]
         cells = np.bincount(self.owners() * num_classes + of_order, minlength=len(self) * num_classes)
         return cells.reshape(len(self), num_classes).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Random proportions, and turning them into whole samples."""
+"""Random proportions, and their conversion to whole samples."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fedfa.data.partitions.assignment import IntArray, Partition
 def dirichlet_proportions(alpha: float, size: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
     """One draw from the symmetric Dir(α), computed with logarithms so that no α and no size gives NaN.
 
-    A Gamma(α) variable is a Gamma(α + 1) variable times U^(1/α); for small α the power underflows to zero in every
-    component at once, which is where implementations that divide by the sum break.
+    A Gamma(α) variable is a Gamma(α + 1) variable times U^(1/α). For small α that power underflows to zero in every
+    component, and dividing by the sum would give NaN.
     """
     log_gamma = np.log(rng.standard_gamma(alpha + 1, size)) + np.log1p(-rng.random(size)) / alpha
     weights = np.exp(log_gamma - log_gamma.max())
@@ -23,7 +23,7 @@ def cut(total: int, proportions: npt.NDArray[np.float64], rng: np.random.Generat
     """Owners of ``total`` samples in a row, cut at the running sum of the proportions.
 
     The cuts are rounded with one random offset, so that every client's expected share is its proportion exactly.
-    Rounding them all down, as is common, gives the last client a sample of every class whatever its proportion.
+    Rounding them all down, as is common, gives the last client a sample of every class regardless of its proportion.
     """
     ends = (np.cumsum(proportions) * total + rng.random()).astype(np.int64)
     ends[-1] = total  # the running sum may stop a rounding error short of one
@@ -33,8 +33,8 @@ def cut(total: int, proportions: npt.NDArray[np.float64], rng: np.random.Generat
 def top_up(split: Partition, min_size: int, rng: np.random.Generator) -> Partition:
     """Give every client ``min_size`` samples by moving random samples from the largest clients.
 
-    The givers are lowered to a common level, so that no client gives while a larger one keeps more. The total must
-    suffice; the caller checks that.
+    The donors are lowered to a common level, so that no client gives samples while a larger one keeps more. The caller
+    ensures that there are enough samples.
     """
     sizes = split.sizes
     missing = np.maximum(min_size - sizes, 0)
@@ -56,9 +56,9 @@ def top_up(split: Partition, min_size: int, rng: np.random.Generator) -> Partiti
 
 
 def _lower_to_level(sizes: IntArray, needed: int) -> IntArray:
-    """How many samples each client gives so that the ``needed`` come off the top."""
+    """Number of samples that each client gives, ``needed`` in all, taken from the largest clients."""
     low, high = 0, int(sizes.max())
-    while low < high:  # the highest level at which the tops still yield enough
+    while low < high:  # the highest level that still yields enough samples
         level = (low + high + 1) // 2
         if int(np.maximum(sizes - level, 0).sum()) >= needed:
             low = level
@@ -66,6 +66,6 @@ def _lower_to_level(sizes: IntArray, needed: int) -> IntArray:
             high = level - 1
     gives = np.maximum(sizes - low, 0)
     surplus = int(gives.sum()) - needed
-    givers = np.flatnonzero(gives)[:surplus]  # each giver can take one back: one level higher would not have sufficed
-    gives[givers] -= 1
+    donors = np.flatnonzero(gives)[:surplus]  # each can keep one more: one level higher would not have sufficed
+    gives[donors] -= 1
     return gives

@@ -1,4 +1,4 @@
-"""Splits along what the samples bring with them: their domain, or the person they come from."""
+"""Partitions by domain and by writer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fedfa.errors import DataError
 
 
 def by_domain(domains: IntArray, clients: int, split_inside: Callable[[IntArray, int, int], Partition]) -> Partition:
-    """Equally many clients for each domain.
+    """Assign equally many clients to each domain.
 
     Args:
         domains: The domain of each sample.
         clients: Number of clients in all.
-        split_inside: Splits the samples at some positions, of domain number ``d``, among so many clients.
+        split_inside: Called with positions, number of clients and domain; splits these samples over these clients.
     """
     count = int(domains.max()) + 1 if len(domains) else 0
     if count == 0 or clients % count or clients < count:
@@ -36,10 +36,10 @@ def by_domain(domains: IntArray, clients: int, split_inside: Callable[[IntArray,
 
 
 def by_writer(writers: IntArray, clients: int, rng: np.random.Generator) -> Partition:
-    """One client per writer, in order of their ids; with fewer clients the writers are dealt at random, evenly."""
+    """One client per writer, in order of their ids; with fewer clients the writers are assigned at random, evenly."""
     ids, writer_of = np.unique(writers, return_inverse=True)
     if clients > len(ids):
-        raise DataError(f"natural: {clients} clients asked for, but there are only {len(ids)} writers")
+        raise DataError(f"natural: {clients} clients requested, but there are only {len(ids)} writers")
     owner_of_writer = np.arange(len(ids))
     if clients < len(ids):
         owner_of_writer = rng.permutation(len(ids)) * clients // len(ids)

@@ -1,4 +1,4 @@
-"""Splits that look at labels and sizes only."""
+"""Partitions by label and by size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def iid(labels: IntArray, clients: int, rng: np.random.Generator) -> Partition:
 
 
 def shards(labels: IntArray, spec: Shards, clients: int, rng: np.random.Generator) -> Partition:
-    """Sort by label, cut into k·N equal shards, deal k to each client."""
+    """Sort by label, cut into k·N equal shards, assign k to each client."""
     per_client = spec.classes_per_client
     total = per_client * clients
     if total > len(labels):
@@ -42,11 +42,11 @@ def classes(labels: IntArray, spec: Classes, clients: int, num_classes: int, rng
         samples = rng.permutation(np.flatnonzero(labels == label))
         holders = rng.permutation(np.flatnonzero((held == label).any(axis=1)))
         if not len(holders):
-            continue  # fewer places than classes: this class is nobody's
+            continue  # fewer places than classes: no client holds this one
         each = spec.samples_per_class
         if len(samples) < len(holders) * (each or 1):
             raise DataError(
-                f"classes: class {label} has {len(samples):,} samples, but {len(holders):,} clients hold it and want "
+                f"classes: class {label} has {len(samples):,} samples, but {len(holders):,} clients hold it and need "
                 f"{each or 'at least 1'} each; use fewer clients, fewer classes per client or fewer samples per class"
             )
         if each is None:
@@ -105,10 +105,10 @@ def _contiguous(order: IntArray, clients: int) -> Partition:
 def _deal_classes(clients: int, per_client: int, num_classes: int, rng: np.random.Generator) -> IntArray:
     """``[clients, per_client]`` distinct classes per row, every class in equally many rows (to within one).
 
-    Rows are dealt from a stack of shuffled decks, each deck being all classes once, which gives the balance. Where a
-    row takes its last cards from the next deck, that deck is shuffled under the condition that its first cards do not
-    repeat the row's. Decks and rows come out even after ``lcm(per_client, num_classes)`` cards, so the stacks of that
-    size are independent and are dealt all at once: the loop below is over decks of a stack, not over clients.
+    Rows are dealt from a stack of shuffled decks. A deck holds every class once, which gives the balance. Where a row
+    takes its last cards from the next deck, that deck is shuffled under the condition that its first cards do not
+    repeat the row's. Decks and rows end together after ``lcm(per_client, num_classes)`` cards, so stacks of that size
+    are independent and are dealt at once: the loop runs over the decks of a stack, not over clients.
     """
     together = int(np.lcm(per_client, num_classes))
     rows_per_stack = together // per_client
@@ -116,7 +116,7 @@ def _deal_classes(clients: int, per_client: int, num_classes: int, rng: np.rando
     cards = np.empty((stacks, together), dtype=np.int64)
     every_stack = np.arange(stacks)[:, None]
     for start in range(0, together, num_classes):
-        held_over = start % per_client  # cards of the row in hand that came from the deck before
+        held_over = start % per_client  # cards of the current row that came from the previous deck
         keys = rng.random((stacks, num_classes))
         if held_over:
             taken = np.zeros((stacks, num_classes), dtype=bool)

@@ -1,4 +1,4 @@
-"""What splits there are and their settings, as TOML tables and as short texts for the command line."""
+"""Specifications of partitions, as TOML tables and in a short text form for the command line."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ class _Spec(BaseModel):
 
 
 class Iid(_Spec):
-    """Every client a uniform random share, sizes equal to within one sample."""
+    """A uniform random share for every client, sizes equal to within one sample."""
 
     kind: Literal["iid"] = "iid"
 
 
 class Shards(_Spec):
-    """The paper's "#C = k": sort by label, cut into k·N equal shards, deal k shards to every client.
+    """The paper's "#C = k": sort by label, cut into k·N equal shards, assign k shards to every client.
 
     Shards are cut from the samples in their stored order within each class. A client may draw two shards of one
-    class, and a shard may straddle two classes where the class sizes do not fit.
+    class, and a shard may span two classes where the class sizes do not fit.
     """
 
     kind: Literal["shards"] = "shards"
@@ -34,7 +34,7 @@ class Classes(_Spec):
     """Exactly k distinct classes for every client, every class held by equally many clients (to within one).
 
     With ``samples_per_class`` every client holds that many of each of its classes and the rest stays unused; without
-    it a class is shared equally among its holders and nothing is left over.
+    it all samples of a class are shared equally among its holders.
     """
 
     kind: Literal["classes"] = "classes"
@@ -43,14 +43,14 @@ class Classes(_Spec):
 
 
 class Dirichlet(_Spec):
-    """For every class, its samples are spread over the clients in proportions drawn from Dir(α).
+    """The samples of every class are spread over the clients in proportions drawn from Dir(α).
 
     Attributes:
-        alpha: Concentration; small is skewed.
-        min_size: The fewest samples a client may hold. 0 is the pure draw, in which clients may be empty.
-        short: What happens to clients below ``min_size``: ``top-up`` moves random samples from the largest clients to
-            them (always succeeds at once); ``redraw`` draws everything again, at most ``redraws`` times.
-        redraws: How often ``redraw`` tries before it gives up with an error.
+        alpha: Concentration; small values give a strong skew.
+        min_size: The fewest samples of a client. 0 is the pure draw, in which clients may be empty.
+        short: What to do about clients below ``min_size``: ``top-up`` moves random samples from the largest clients to
+            them (always succeeds); ``redraw`` draws everything again, at most ``redraws`` times.
+        redraws: Maximum number of draws before ``redraw`` fails with an error.
     """
 
     kind: Literal["dirichlet"] = "dirichlet"
@@ -61,11 +61,11 @@ class Dirichlet(_Spec):
 
 
 class Quantity(_Spec):
-    """Equal label mix everywhere, sizes in proportions drawn from Dir(α).
+    """The same label distribution everywhere, sizes in proportions drawn from Dir(α).
 
     Attributes:
-        alpha: Concentration; small makes a few clients hold nearly everything.
-        min_size: The fewest samples a client may hold; the largest clients give to those below.
+        alpha: Concentration; with small values a few clients hold nearly everything.
+        min_size: The fewest samples of a client; smaller ones receive samples from the largest.
     """
 
     kind: Literal["quantity"] = "quantity"
@@ -74,17 +74,17 @@ class Quantity(_Spec):
 
 
 class Natural(_Spec):
-    """One client per writer, or the writers dealt at random into groups of equal number.
+    """One client per writer, or per random group of writers; the groups have equally many.
 
     Attributes:
-        groups: Number of clients to deal the writers to; None: as many as the number of clients asked for.
+        groups: Number of groups; None: the number of clients.
     """
 
     kind: Literal["natural"] = "natural"
     groups: int | None = Field(None, ge=1)
 
 
-LabelSpec = Annotated[Iid | Shards | Classes | Dirichlet | Quantity, Field(discriminator="kind")]
+LabelPartition = Iid | Shards | Classes | Dirichlet | Quantity
 
 
 class Domains(_Spec):
@@ -93,21 +93,19 @@ class Domains(_Spec):
     Clients are numbered domain by domain: with 20 clients per domain, clients 0…19 hold the first domain.
 
     Attributes:
-        inner: How the samples of a domain are split among its clients; a label split is the paper's combined skew.
+        inner: Partition of a domain's samples over its clients; a label partition gives the paper's combined skew.
     """
 
     kind: Literal["domains"] = "domains"
-    inner: LabelSpec = Field(default_factory=Iid)
+    inner: Annotated[LabelPartition, Field(discriminator="kind")] = Field(default_factory=Iid)
 
 
-PartitionSpec = Annotated[
-    Iid | Shards | Classes | Dirichlet | Quantity | Natural | Domains, Field(discriminator="kind")
-]
 AnyPartition = Iid | Shards | Classes | Dirichlet | Quantity | Natural | Domains
+PartitionSpec = Annotated[AnyPartition, Field(discriminator="kind")]
 
 _ADAPTER: TypeAdapter[AnyPartition] = TypeAdapter(PartitionSpec)
 
-#: The settings that the short text gives by position, in order.
+#: The fields that the text form gives by position, in order.
 _BY_POSITION: dict[str, tuple[str, ...]] = {
     "iid": (),
     "shards": ("classes_per_client",),
@@ -120,7 +118,7 @@ _BY_POSITION: dict[str, tuple[str, ...]] = {
 
 
 def parse_partition(text: str) -> AnyPartition:
-    """Read the short text form: a kind, then its settings by position, then an inner split after a slash.
+    """Parse the text form: a kind, its fields by position, and for ``domains`` an inner partition after a slash.
 
     Example:
         >>> parse_partition("shards:2")
@@ -139,7 +137,7 @@ def parse_partition(text: str) -> AnyPartition:
     fields: dict[str, object] = {"kind": kind, **dict(zip(names, values, strict=False))}
     if slash:
         if kind != "domains":
-            raise DataError(f"partition {text!r}: only domains takes an inner split, e.g. domains/shards:2")
+            raise DataError(f"partition {text!r}: only domains takes an inner partition, e.g. domains/shards:2")
         fields["inner"] = parse_partition(inner).model_dump()
     try:
         return _ADAPTER.validate_python(fields)
@@ -150,7 +148,7 @@ def parse_partition(text: str) -> AnyPartition:
 
 
 def partition_text(spec: AnyPartition) -> str:
-    """The short text of a split, the inverse of :func:`parse_partition` for what that form can say.
+    """The text form of a partition, the inverse of :func:`parse_partition` for fields that the form has.
 
     Example:
         >>> partition_text(parse_partition("domains/classes:2:500"))
@@ -158,7 +156,7 @@ def partition_text(spec: AnyPartition) -> str:
     """
     values = [getattr(spec, name) for name in _BY_POSITION[spec.kind]]
     defaults = [type(spec).model_fields[name].default for name in _BY_POSITION[spec.kind]]
-    while len(values) > 1 and values[-1] == defaults[-1]:  # the first value is always said: it is what matters
+    while len(values) > 1 and values[-1] == defaults[-1]:  # the first value is always shown
         values.pop(), defaults.pop()
     text = ":".join([spec.kind, *(f"{value:g}" for value in values if value is not None)])
     if isinstance(spec, Domains) and not isinstance(spec.inner, Iid):

@@ -1,8 +1,7 @@
-"""Places on the network that data sets come from. Only these modules start anything that talks to a network."""
+"""Network sources of data sets. Only these modules start anything that uses the network."""
 
-from fedfa.data.providers.debian import DebianPackage
 from fedfa.data.providers.huggingface import HubDataset
-from fedfa.data.providers.npm import NpmPackage
+from fedfa.data.providers.packages import DebianPackage, NpmPackage
 from fedfa.data.providers.web import WebFiles
 
 __all__ = ["DebianPackage", "HubDataset", "NpmPackage", "WebFiles"]

@@ -1,4 +1,4 @@
-"""Data sets on the Hugging Face hub, through its ``datasets`` package if the user has that."""
+"""Data sets on the Hugging Face hub, through its ``datasets`` package where that is installed."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedfa.data.decoded import Arrays, Decoded
-from fedfa.data.known import KnownSet, Parts, Progress, Unavailable
+from fedfa.data.definition import Progress, ReadFolder, Unavailable
+from fedfa.data.raw import RawDataSet, RawSamples
 
 
 @dataclass(frozen=True)
 class HubDataset:
-    """A data set on the hub, with splits ``train`` and ``test`` of pictures and labels.
+    """A data set on the hub with the splits ``train`` and ``test`` of images and labels.
 
     Attributes:
         repository: ``owner/name``.
         configuration: Name of the configuration, if it has several.
-        images: Column of the pictures.
+        images: Column of the images.
         labels: Column of the labels.
-        mode: How to read a picture: ``"L"`` is grey.
+        mode: PIL mode of the images: ``"L"`` is grey.
     """
 
     repository: str
@@ -35,11 +35,11 @@ class HubDataset:
 
     @property
     def label(self) -> str:
-        """What to call it in messages."""
+        """Name of the source in messages."""
         return f"Hugging Face data set {self.repository}"
 
-    def obtain(self, known: KnownSet, workspace: Path, parts: Parts, progress: Progress) -> Decoded:
-        """Load both splits; the hub's own cache goes to the workspace, because fedfa keeps its own form."""
+    def obtain(self, workspace: Path, read: ReadFolder, progress: Progress) -> RawDataSet:
+        """Load both splits; the hub's cache goes to the workspace, because fedfa has its own."""
         try:
             hub = importlib.import_module("datasets")
         except ImportError:
@@ -50,20 +50,13 @@ class HubDataset:
                 part: hub.load_dataset(self.repository, self.configuration, split=part, cache_dir=str(workspace))
                 for part in ("train", "test")
             }
-            decoded = Decoded(
-                self._arrays(splits["train"]),
-                self._arrays(splits["test"]),
-                files={
-                    f"{part}.{array}": f"{self.repository} ({part}, column {column})"
-                    for part in splits
-                    for array, column in (("inputs", self.images), ("labels", self.labels))
-                },
-            )
-        except Exception as error:  # the hub's client has many ways to fail, none of them ours to list
+            files = {part: f"{self.repository} ({part})" for part in splits}
+            raw = RawDataSet(self._read(splits["train"]), self._read(splits["test"]), files)
+        except Exception as error:  # the hub's client can fail in many ways
             raise Unavailable(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from error
         progress(self.label, 1, 1)
-        return decoded
+        return raw
 
-    def _arrays(self, split: Any) -> Arrays:
-        images = np.stack([np.asarray(picture.convert(self.mode)) for picture in split[self.images]])
-        return Arrays(images, np.asarray(split[self.labels], dtype=np.int64))
+    def _read(self, split: Any) -> RawSamples:
+        images = np.stack([np.asarray(image.convert(self.mode)) for image in split[self.images]])
+        return RawSamples(images, np.asarray(split[self.labels], dtype=np.int64))

@@ -1,4 +1,4 @@
-"""Files at the addresses that their authors publish."""
+"""Files at their published web addresses."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from fedfa.data.decoded import Decoded
-from fedfa.data.formats.files import check_md5
-from fedfa.data.known import KnownSet, Parts, Progress, Unavailable
+from fedfa.data.definition import Progress, ReadFolder, Unavailable
+from fedfa.data.formats.untrusted_files import check_md5
+from fedfa.data.raw import RawDataSet
 
 _SECONDS_WITHOUT_ANSWER = 20
 
 
 @dataclass(frozen=True)
 class WebFiles:
-    """Files with their published MD5 where there is one.
+    """Files at a web address.
 
     Attributes:
-        base: Address that the names are added to.
-        files: Name to MD5, or None.
+        base: Address of their folder.
+        files: Names with their published MD5, where there is one.
     """
 
     base: str
@@ -31,17 +31,17 @@ class WebFiles:
 
     @property
     def label(self) -> str:
-        """What to call it in messages."""
+        """Name of the source in messages."""
         return f"official address {self.base}"
 
-    def obtain(self, known: KnownSet, workspace: Path, parts: Parts, progress: Progress) -> Decoded:
-        """Fetch all files, check them and read the set."""
+    def obtain(self, workspace: Path, read: ReadFolder, progress: Progress) -> RawDataSet:
+        """Download all files, check them and read the set."""
         for name, md5 in self.files:
             target = workspace / name
             _fetch(self.base + name, target, progress)
             if md5 is not None:
                 check_md5(target, md5)
-        return known.read(workspace, parts)
+        return read(workspace)
 
 
 def _fetch(address: str, target: Path, progress: Progress) -> None:

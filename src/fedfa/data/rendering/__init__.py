@@ -1,1 +1,1 @@
-"""A renderer of digits: outlines of fonts, painted in colours over backgrounds."""
+"""Renderer of digits: font outlines, painted in colours over backgrounds."""

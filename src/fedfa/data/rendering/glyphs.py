@@ -1,6 +1,6 @@
-"""Digits of the fonts that matplotlib ships, as large masks.
+"""Digits of matplotlib's fonts as large masks.
 
-Only outlines are taken from the fonts, unhinted, and filled here, so that neither the system's fonts nor the version of
+Only the unhinted outlines of the fonts are used, and filled here, so that neither the system's fonts nor the version of
 a text renderer can change a pixel.
 """
 
@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedfa.data.optional import needs
+from fedfa.data.optional_imports import import_optional
 from fedfa.errors import DataError
 
 Mask = npt.NDArray[np.float64]
 
-#: Side of a mask; a digit is 64 high in the middle, which leaves a margin for outlines and turns.
+#: Side of a mask; a centred digit is 64 high, which leaves a margin for outlines and rotation.
 SIDE = 96
 _HEIGHT = 64.0
 _FINE = 4  # scan lines per row
 
-#: Fonts with upright digits; the files are part of matplotlib.
+#: Fonts with upright digits, included in matplotlib.
 FONTS = (
     "DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSans-BoldOblique",
     "DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSansMono-Oblique", "DejaVuSansMono-BoldOblique",
@@ -37,12 +37,12 @@ FONTS = (
 @cache
 def digit_masks() -> Mask:
     """Coverage of every digit of every font, ``[fonts, 10, SIDE, SIDE]`` in [0, 1]."""
-    folder = Path(needs("matplotlib", "rendering synth-digits", extra="plots").get_data_path()) / "fonts" / "ttf"
+    folder = Path(_matplotlib("matplotlib").get_data_path()) / "fonts" / "ttf"
     masks = np.zeros((len(FONTS), 10, SIDE, SIDE))
     for font, name in enumerate(FONTS):
         path = folder / f"{name}.ttf"
         if not path.is_file():
-            raise DataError(f"{path}: this font should come with matplotlib; install matplotlib anew")
+            raise DataError(f"{path}: this font is part of matplotlib; reinstall matplotlib")
         for digit in range(10):
             masks[font, digit] = _fill(_contours(path, str(digit)))
     return masks
@@ -50,7 +50,7 @@ def digit_masks() -> Mask:
 
 @cache
 def thickened_masks(radius: int) -> Mask:
-    """The same digits grown by a disc, for outlines around them."""
+    """The same digits dilated by a disc, for outlines around them."""
     masks = digit_masks()
     grown = masks.copy()
     for down in range(-radius, radius + 1):
@@ -60,11 +60,14 @@ def thickened_masks(radius: int) -> Mask:
     return grown
 
 
+def _matplotlib(module: str) -> Any:
+    return import_optional(module, "rendering synth-digits", extra="plots")
+
+
 def _contours(path: Path, text: str) -> list[Mask]:
     """Closed polygons of a character, scaled and centred on the mask, with y pointing down."""
-    text_path: Any = needs("matplotlib.textpath", "rendering synth-digits", extra="plots")
-    properties: Any = needs("matplotlib.font_manager", "rendering synth-digits", extra="plots")
-    outline = text_path.TextPath((0, 0), text, size=100, prop=properties.FontProperties(fname=str(path)))
+    properties = _matplotlib("matplotlib.font_manager").FontProperties(fname=str(path))
+    outline = _matplotlib("matplotlib.textpath").TextPath((0, 0), text, size=100, prop=properties)
     polygons = _flatten(np.asarray(outline.vertices, dtype=np.float64), np.asarray(outline.codes))
     points = np.concatenate(polygons)
     low, high = points.min(axis=0), points.max(axis=0)
@@ -75,7 +78,7 @@ def _contours(path: Path, text: str) -> list[Mask]:
 
 
 def _flatten(vertices: Mask, codes: npt.NDArray[Any]) -> list[Mask]:
-    """Replace curves by short lines. Codes are matplotlib's: 1 move, 2 line, 3 and 4 Bézier curves, 79 close."""
+    """Approximate curves by short lines. Codes are matplotlib's: 1 move, 2 line, 3 and 4 Bézier curves, 79 close."""
     polygons: list[list[Mask]] = []
     steps = np.linspace(0, 1, 9)[1:, None]
     position = 0
@@ -106,7 +109,7 @@ def _fill(polygons: list[Mask]) -> Mask:
     edge, line = np.nonzero(upward | downward)
     turn = np.where(upward[edge, line], 1.0, -1.0)
     cross = x0[edge] + (heights[line] - y0[edge]) * (x1[edge] - x0[edge]) / (y1[edge] - y0[edge])
-    # Right of a crossing the winding number changes by one turn; a pixel that is crossed changes in part.
+    # Right of a crossing the winding number changes by one; a crossed pixel changes in part.
     change = turn[:, None] * np.clip(np.arange(1, SIDE + 1) - cross[:, None], 0, 1)
     winding = np.zeros((SIDE * _FINE, SIDE))
     np.add.at(winding, line, change)

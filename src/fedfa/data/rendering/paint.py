@@ -1,4 +1,4 @@
-"""Painting digits: font × place × turn × colours × background × blur, all drawn from one stream."""
+"""Painting of digits: random font, place, rotation, colours, background and blur, all from one stream."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def paint(labels: Ints, masks: Mask, grown: Mask, rng: Rng) -> npt.NDArray[np.ui
         labels: The digits to paint.
         masks: Digits of all fonts.
         grown: The same, thickened, for outlines.
-        rng: Where every choice comes from.
+        rng: Source of all random choices.
 
     Returns:
         ``uint8 [N, 32, 32, 3]``.
@@ -30,9 +30,8 @@ def paint(labels: Ints, masks: Mask, grown: Mask, rng: Rng) -> npt.NDArray[np.ui
     fonts = rng.integers(len(masks), size=count)
     places = _Places(count, rng)
     outlined = np.flatnonzero(rng.random(count) < 0.3)
-    everyone = np.arange(count)
     digit, edge = np.zeros((2, count, PICTURE, PICTURE))
-    digit[:] = places.sample(masks, fonts, labels, everyone)
+    digit[:] = places.sample(masks, fonts, labels, np.arange(count))
     edge[outlined] = places.sample(grown, fonts, labels, outlined)
     for side in (-1, 1):  # neighbours to the left and right, as in a number on a sign
         beside = np.flatnonzero(rng.random(count) < 0.4)
@@ -50,7 +49,7 @@ def paint(labels: Ints, masks: Mask, grown: Mask, rng: Rng) -> npt.NDArray[np.ui
 
 
 class _Places:
-    """Where each digit stands: a map from the picture's pixels back to the mask, four points per pixel."""
+    """Position of each digit: a map from the picture's pixels to the mask, four points per pixel."""
 
     def __init__(self, count: int, rng: Rng) -> None:
         turn = np.deg2rad(rng.uniform(-25, 25, count))
@@ -67,9 +66,9 @@ class _Places:
         self._u = (u + slant[:, None, None] * v) * (64 / width)[:, None, None] + SIDE / 2 - 0.5
 
     def sample(self, masks: Mask, fonts: Ints, digits: Ints, who: Ints, shift: Floats | None = None) -> Floats:
-        """Coverage ``[len(who), 32, 32]`` of a digit in the pictures ``who``, moved sideways in units of the mask."""
+        """Coverage ``[len(who), 32, 32]`` of a digit in the pictures ``who``, shifted sideways in units of the mask."""
         u = self._u[who] if shift is None else self._u[who] - shift[who, None, None]
-        # The border of every mask is empty, so whatever lies outside may be read there.
+        # The border of every mask is empty, so points outside may be read there.
         u, v = u.clip(0, SIDE - 1.5), self._v[who].clip(0, SIDE - 1.5)
         left, top = u.astype(np.int64), v.astype(np.int64)
         u -= left
@@ -83,7 +82,7 @@ class _Places:
 
 
 def _backgrounds(count: int, rng: Rng) -> tuple[Floats, Floats]:
-    """Two colours run into each other along a direction, under slow blotches; and their average colour."""
+    """A gradient between two colours under large blotches; and the average colour."""
     first, second = rng.random((2, count, 3))
     second = np.where(rng.random((count, 1)) < 0.4, first, second)  # many signs have one plain colour
     second = first + 0.6 * (second - first)
@@ -117,7 +116,7 @@ def _blend(picture: Floats, colours: Floats, cover: Floats) -> Floats:
 
 
 def _blur(picture: Floats, sigma: Floats) -> Floats:
-    """A Gaussian blur with a width of its own for each picture; the border repeats."""
+    """A Gaussian blur with a separate width for each picture; the border is repeated."""
     reach = np.arange(-3, 4)
     kernel = np.exp(-0.5 * (reach / sigma[:, None]) ** 2)
     kernel /= kernel.sum(axis=1, keepdims=True)
@@ -126,6 +125,6 @@ def _blur(picture: Floats, sigma: Floats) -> Floats:
         pad[axis] = (3, 3)
         padded = np.pad(picture, pad, mode="edge")
         shifted = (np.take(padded, np.arange(k, k + PICTURE), axis=axis) for k in range(7))
-        # (A sum of arrays is an array; `sum` is typed for the case that there is nothing to add, which gives 0.)
+        # `sum` is typed as possibly 0, for an empty sequence.
         picture = sum(part * kernel[:, k, None, None, None] for k, part in enumerate(shifted))  # type: ignore[assignment]
     return picture

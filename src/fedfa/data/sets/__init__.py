@@ -1,18 +1,18 @@
-"""The data sets that are known by name."""
+"""Definitions of the data sets that are known by name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedfa.data.known import KnownSet
+from fedfa.data.definition import DataSetDefinition
 from fedfa.data.sets.cifar import CIFAR10, CIFAR100
 from fedfa.data.sets.digits import DIGITS
+from fedfa.data.sets.emnist import EMNIST_DIGITS, FEMNIST, FEMNIST_DIGITS, MNIST_WRITERS
 from fedfa.data.sets.mixed_digits import MIXED_DIGITS
 from fedfa.data.sets.mnist import FASHION_MNIST, MNIST
-from fedfa.data.sets.small_digits import CHARS74K, USPS
-from fedfa.data.sets.street import MNIST_M, SVHN
+from fedfa.data.sets.svhn_mnist_m import MNIST_M, SVHN
 from fedfa.data.sets.synth_digits import SYNTH_DIGITS
-from fedfa.data.sets.writers import EMNIST_DIGITS, FEMNIST, FEMNIST_DIGITS, MNIST_WRITERS
+from fedfa.data.sets.usps_chars74k import CHARS74K, USPS
 
 _ALL = (
     FASHION_MNIST,
@@ -32,5 +32,5 @@ _ALL = (
     FEMNIST_DIGITS,
 )
 
-#: Every known set by its name, in the order in which they are listed.
-KNOWN: Mapping[str, KnownSet] = {known.name: known for known in _ALL}
+#: Every known data set by name, in the order of listings.
+DEFINITIONS: Mapping[str, DataSetDefinition] = {definition.name: definition for definition in _ALL}

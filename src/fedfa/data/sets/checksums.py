@@ -1,4 +1,4 @@
-"""SHA-256 of the arrays of each known content, as stored: ``uint8 [N, H, W, C]`` and little-endian ``int64``."""
+"""SHA-256 of the arrays of the known data sets, as stored: ``uint8 [N, H, W, C]`` and little-endian ``int64``."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""mixed-digits: the same ten classes in five styles, the paper's feature skew."""
+"""mixed-digits: ten classes in five styles, the paper's feature skew."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from fedfa.data.decoded import Array, Arrays, Decoded
-from fedfa.data.known import Edition, KnownSet, Parts
+from fedfa.data.definition import DataSetDefinition, Edition
+from fedfa.data.file_finder import LoadOther
+from fedfa.data.raw import Array, RawDataSet, RawSamples
 from fedfa.data.resize import resize
 from fedfa.data.sets.checksums import CHECKSUMS
 from fedfa.data.sets.mnist import DIGIT_NAMES
@@ -17,48 +18,48 @@ PER_CLASS = 743
 _SIDE = 28
 
 
-def _make(parts: Parts) -> Decoded:
-    train: list[Arrays] = []
-    test: list[Arrays] = []
+def _make(load: LoadOther) -> RawDataSet:
+    train: list[RawSamples] = []
+    test: list[RawSamples] = []
     sources: dict[str, object] = {}
     for number, name in enumerate(DOMAINS):
-        domain = parts(name)
+        domain = load(name)
         labels = domain.train.labels.numpy()
         chosen = choose(labels, number)
-        train.append(_one_form(domain.train.inputs.numpy()[chosen], labels[chosen], number))
-        test.append(_one_form(domain.test.inputs.numpy(), domain.test.labels.numpy(), number))
+        train.append(_converted(domain.train.inputs.numpy()[chosen], labels[chosen], number))
+        test.append(_converted(domain.test.inputs.numpy(), domain.test.labels.numpy(), number))
         sources[name] = {"fingerprint": domain.fingerprint, "edition": domain.manifest.get("edition")}
-    return Decoded(_joined(train), _joined(test), notes={"made_of": sources, "per_class": PER_CLASS})
+    return RawDataSet(_joined(train), _joined(test), notes={"made_of": sources, "per_class": PER_CLASS})
 
 
 def choose(labels: Array, domain: int) -> Array:
-    """Positions of 743 random samples of each class, or of all where there are fewer; no sample twice."""
+    """Positions of 743 random samples of each class, or of all where there are fewer, without repetition."""
     rng = stream(1, "mixed-digits", domain)
-    kept = [rng.permutation(np.flatnonzero(labels == digit))[:PER_CLASS] for digit in range(10)]
-    return np.sort(np.concatenate(kept))
+    chosen = [rng.permutation(np.flatnonzero(labels == digit))[:PER_CLASS] for digit in range(10)]
+    return np.sort(np.concatenate(chosen))
 
 
-def _one_form(images: Array, labels: Array, number: int) -> Arrays:
+def _converted(images: Array, labels: Array, number: int) -> RawSamples:
     resized = resize(images, _SIDE, _SIDE)
     coloured = resized if resized.shape[-1] == 3 else np.repeat(resized, 3, axis=-1)
-    return Arrays(coloured, labels, domains=np.full(len(labels), number))
+    return RawSamples(coloured, labels, domains=np.full(len(labels), number))
 
 
-def _joined(parts: list[Arrays]) -> Arrays:
-    return Arrays(
+def _joined(parts: list[RawSamples]) -> RawSamples:
+    return RawSamples(
         np.concatenate([part.inputs for part in parts]),
         np.concatenate([part.labels for part in parts]),
         domains=np.concatenate([part.domains for part in parts if part.domains is not None]),
     )
 
 
-MIXED_DIGITS = KnownSet(
+MIXED_DIGITS = DataSetDefinition(
     name="mixed-digits",
     title="Mixed digits: MNIST, SVHN, USPS, synth-digits and MNIST-M at one size",
     classes=DIGIT_NAMES,
     shape=(_SIDE, _SIDE, 3),
     homepage="docs/data.md",
-    terms="those of its five parts; because of SVHN: non-commercial use only",
+    terms="those of its five sets; because of SVHN: non-commercial use only",
     editions=(
         Edition("with the subsets of SVHN and MNIST-M", 36298, 26007, digests=CHECKSUMS["mixed-digits"]),
         Edition("with other editions of its parts"),

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from fedfa.data.decoded import Arrays, Decoded
-from fedfa.data.finding import Finder
+from fedfa.data.definition import DataSetDefinition, Edition, Reader
+from fedfa.data.file_finder import FileFinder
 from fedfa.data.formats.idx import read_idx
-from fedfa.data.known import Edition, KnownSet, Parts, Reader
 from fedfa.data.providers import DebianPackage, HubDataset, NpmPackage, WebFiles
+from fedfa.data.raw import RawDataSet, RawSamples
 from fedfa.data.sets.checksums import CHECKSUMS
 
 MNIST_COUNTS = (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)
 DIGIT_NAMES = tuple(str(digit) for digit in range(10))
 
 
-def _read_four(finder: Finder, parts: Parts) -> Decoded:
+def _read_four(finder: FileFinder) -> RawDataSet:
     files = {
         f"{part}.{array}": finder.find(name, f"{name}.gz", name.replace("-idx", ".idx"))
         for part, prefix in (("train", "train"), ("test", "t10k"))
         for array, name in (("inputs", f"{prefix}-images-idx3-ubyte"), ("labels", f"{prefix}-labels-idx1-ubyte"))
     }
     arrays = {name: read_idx(path) for name, path in files.items()}
-    return Decoded(
-        Arrays(arrays["train.inputs"], arrays["train.labels"]),
-        Arrays(arrays["test.inputs"], arrays["test.labels"]),
+    return RawDataSet(
+        RawSamples(arrays["train.inputs"], arrays["train.labels"]),
+        RawSamples(arrays["test.inputs"], arrays["test.labels"]),
         files={name: path.name for name, path in files.items()},
     )
 
@@ -31,7 +31,7 @@ _FOUR = Reader("{train,t10k}-{images-idx3,labels-idx1}-ubyte, gzipped or not", _
 
 _CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
-FASHION_MNIST = KnownSet(
+FASHION_MNIST = DataSetDefinition(
     name="fashion-mnist",
     title="Fashion-MNIST: 70,000 grey pictures of clothes in ten classes",
     classes=_CLOTHES,
@@ -56,7 +56,7 @@ FASHION_MNIST = KnownSet(
     folders=("FashionMNIST", "fashion_mnist", "fmnist"),
 )
 
-MNIST = KnownSet(
+MNIST = DataSetDefinition(
     name="mnist",
     title="MNIST: 70,000 grey handwritten digits",
     classes=DIGIT_NAMES,

@@ -1,11 +1,12 @@
-"""synth-digits: colourful printed digits, rendered here, in place of Ganin's SynthDigits; not a copy of it."""
+"""synth-digits: rendered colour digits, a substitute for Ganin's SynthDigits but not a copy of it."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from fedfa.data.decoded import Arrays, Decoded
-from fedfa.data.known import Edition, KnownSet, Parts
+from fedfa.data.definition import DataSetDefinition, Edition
+from fedfa.data.file_finder import LoadOther
+from fedfa.data.raw import RawDataSet, RawSamples
 from fedfa.data.rendering.glyphs import digit_masks, thickened_masks
 from fedfa.data.rendering.paint import paint
 from fedfa.data.sets.checksums import CHECKSUMS
@@ -13,16 +14,16 @@ from fedfa.data.sets.mnist import DIGIT_NAMES
 from fedfa.learning.random import stream
 
 _TRAIN, _TEST, _BLOCK = 10000, 2000, 500
-_SEED = 1  # of the data set itself, which is the same for every run
+_SEED = 1  # of the data set, the same for every run
 
 
-def render(count: int, part: int, seed: int = _SEED) -> Arrays:
+def render(count: int, part: int, seed: int = _SEED) -> RawSamples:
     """Paint ``count`` digits, the ten classes in turn.
 
     Args:
-        count: How many.
-        part: 0 for training, 1 for test; parts have streams of their own.
-        seed: Of the whole set.
+        count: Number of digits.
+        part: 0 for training, 1 for test; each has a separate random stream.
+        seed: Seed of the whole set.
     """
     masks, grown = digit_masks(), thickened_masks(4)
     labels = np.arange(count, dtype=np.int64) % 10
@@ -30,20 +31,20 @@ def render(count: int, part: int, seed: int = _SEED) -> Arrays:
         paint(labels[start : start + _BLOCK], masks, grown, stream(seed, "synth-digits", part, start))
         for start in range(0, count, _BLOCK)
     ]
-    return Arrays(np.concatenate(blocks), labels)
+    return RawSamples(np.concatenate(blocks), labels)
 
 
-def _make(parts: Parts) -> Decoded:
-    return Decoded(render(_TRAIN, 0), render(_TEST, 1), notes={"renderer": 1, "seed": _SEED})
+def _make(load: LoadOther) -> RawDataSet:
+    return RawDataSet(render(_TRAIN, 0), render(_TEST, 1), notes={"renderer": 1, "seed": _SEED})
 
 
-SYNTH_DIGITS = KnownSet(
+SYNTH_DIGITS = DataSetDefinition(
     name="synth-digits",
-    title="synth-digits: 12,000 rendered colour digits; stands in for Ganin's SynthDigits",
+    title="synth-digits: 12,000 rendered colour digits, a substitute for Ganin's SynthDigits",
     classes=DIGIT_NAMES,
     shape=(32, 32, 3),
     homepage="docs/data.md",
-    terms="made by fedfa (MIT licence) from outlines of fonts that come with matplotlib",
+    terms="made by fedfa (MIT licence) from font outlines included in matplotlib",
     editions=(Edition("renderer 1", _TRAIN, _TEST, (1000,) * 10, CHECKSUMS["synth-digits"]),),
     make=_make,
     made_of="rendered fonts",

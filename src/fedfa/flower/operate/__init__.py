@@ -1,1 +1,1 @@
-"""Operating a federation on one machine: keys, processes, a whole try-out. Knows Flower's commands, not its Python."""
+"""Operation of a federation on one machine: keys, processes, a local deployment. Uses Flower's commands only."""

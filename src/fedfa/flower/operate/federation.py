@@ -1,7 +1,7 @@
-"""A federation of real processes on this machine: one SuperLink, one SuperNode per site, each as if on its own.
+"""A federation of real processes on this machine: one SuperLink and one SuperNode per site.
 
-Every process has its own home folder and log, and is driven by the same commands that one would type; see
-``docs/flower.md`` for those. With TLS every site has a key, and only registered ones get in.
+Every process has its own home directory and log, and is started with the commands that a user would type; see
+``docs/flower.md``. With TLS every site has a key, and only registered keys are admitted.
 """
 
 from __future__ import annotations
@@ -11,39 +11,43 @@ import socket
 import ssl
 import sys
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+import httpx
 import tomli_w
 
 from fedfa.errors import FedfaError
+from fedfa.experiment.files import write_atomically
+from fedfa.flower.operate.fork_server import can_fork, fork_server_path
 from fedfa.flower.operate.keys import NodeKey, ServerKeys, make_node_key, make_server_keys
-from fedfa.flower.operate.processes import Boxed, OperationError, Processes, last_words, private_environment
-from fedfa.flower.operate.warm import can_fork, warm_path
-from fedfa.studies.files import write_atomically
+from fedfa.flower.operate.processes import (
+    OperationError,
+    ProcessGroup,
+    SupervisedProcess,
+    log_excerpt,
+    private_environment,
+)
 
 Value = str | int | float | bool
 CONNECTION = "here"
-"""The name of the SuperLink in the Flower configuration that is written."""
+"""Name of the SuperLink in the Flower configuration that is written."""
 START_LIMIT = 120.0
-"""Seconds for a process to start and answer; a busy machine takes a while to import everything."""
+"""Seconds for a process to start and answer; on a busy machine imports take a while."""
 CALL_LIMIT = 90.0
 """Seconds for a call of the ``flwr`` command."""
 
 
-class LocalFederation:
+class LocalFederation(AbstractContextManager["LocalFederation"]):
     """SuperLink and SuperNodes on this machine.
 
     Args:
-        folder: Keys, homes, logs and the SuperLink's database go here; what a former federation left is replaced, its
-            logs are added to.
-        tls: With certificates and registered keys; without, everything is open.
-        environment: Further environment variables of all processes.
-        warm: Whether sites answer messages from one process that has everything imported, where the system allows it.
+        folder: Directory for keys, homes, logs and the SuperLink's database. Those of an earlier federation are
+            replaced; logs are appended to.
+        tls: Use certificates and registered keys; otherwise everything is open.
+        fork_server: Whether sites handle messages in forks of one process with all imports, if the system allows it.
 
     Example::
 
@@ -55,17 +59,14 @@ class LocalFederation:
             federation.processes.wait_for("the run", lambda: run.exit_code is not None, seconds=600, needed=[])
     """
 
-    def __init__(
-        self, folder: Path, tls: bool = True, environment: Mapping[str, str] | None = None, warm: bool = True
-    ) -> None:
-        _find_commands()
+    def __init__(self, folder: Path, tls: bool = True, fork_server: bool = True) -> None:
+        _check_commands()
         self.folder, self.tls = folder.absolute(), tls
-        self.processes = Processes()
-        self._others = dict(environment or {})
+        self.processes = ProcessGroup()
         self._keys: dict[int, NodeKey] = {}
         self._ports: dict[str, int] = {}
         # Not below the folder: a socket's name must be short.
-        self._warm = tempfile.TemporaryDirectory(prefix="fedfa-") if warm and can_fork() else None
+        self._fork_server = tempfile.TemporaryDirectory(prefix="fedfa-") if fork_server and can_fork() else None
         for stale in ("keys", "homes", "configs"):
             shutil.rmtree(self.folder / stale, ignore_errors=True)
         for stale_file in self.folder.glob("superlink.db*"):
@@ -75,47 +76,40 @@ class LocalFederation:
         if tls:
             self._server_keys = make_server_keys(self.folder / "keys", ["localhost", "127.0.0.1"], days=30)
 
-    def __enter__(self) -> LocalFederation:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.processes.stop()
-        if self._warm is not None:
-            self._warm.cleanup()
+        if self._fork_server is not None:
+            self._fork_server.cleanup()
 
     # -- the server -------------------------------------------------------------------------------------------
     @property
     def address(self) -> str:
-        """Where the SuperLink listens."""
+        """Address of the SuperLink."""
         return f"127.0.0.1:{self._port('superlink')}"
 
     @property
-    def superlink(self) -> Boxed:
+    def superlink(self) -> SupervisedProcess:
         """The SuperLink."""
         return self.processes.running["superlink"]
 
-    def start_superlink(self) -> Boxed:
-        """Start the SuperLink and wait until it answers. Started again, it goes on with its database."""
+    def start_superlink(self) -> SupervisedProcess:
+        """Start the SuperLink and wait until it answers. When restarted, it keeps its database."""
+        what = "the SuperLink to answer"
         for attempt in range(3):
             superlink = self._launch_superlink()
             try:
-                self.processes.wait_for(
-                    "the SuperLink to answer", self._answers, seconds=START_LIMIT, needed=[superlink]
-                )
+                self.processes.wait_for(what, self._answers, seconds=START_LIMIT, needed=[superlink])
+                break
             except OperationError:
-                # Between our choice of a free port and its use by the SuperLink somebody else may take it.
+                # Another process may take the port between our choice of it and its use by the SuperLink.
                 taken = "address already in use" in superlink.output().lower()
                 if attempt == 2 or not taken or self.processes.running.keys() != {"superlink"}:
                     raise
                 self._ports.pop("superlink")
-                continue
-            break
         self._write_connection()
         return superlink
 
-    def _launch_superlink(self) -> Boxed:
+    def _launch_superlink(self) -> SupervisedProcess:
         command = [
             flower_command("flower-superlink"), "--host", "127.0.0.1", "--port", str(self._port("superlink")),
             "--database", str(self.folder / "superlink.db"), "--disable-runtime-dependency-installation",
@@ -129,31 +123,28 @@ class LocalFederation:
         return self._start("superlink", command)
 
     def _answers(self) -> bool:
-        context = ssl.create_default_context(cafile=str(self._server_keys.authority)) if self._server_keys else None
-        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
-        if context is not None:
-            handlers.append(urllib.request.HTTPSHandler(context=context))
-        scheme = "http" if context is None else "https"
+        keys = self._server_keys
+        trust = ssl.create_default_context(cafile=str(keys.authority)) if keys else True
+        url = f"{'https' if keys else 'http'}://{self.address}/health"
         try:
-            with urllib.request.build_opener(*handlers).open(f"{scheme}://{self.address}/health", timeout=5) as answer:
-                return bool(answer.status == 200)
-        except ssl.SSLCertVerificationError:
-            raise  # somebody else's server, or broken keys: waiting will not help
-        except (urllib.error.URLError, OSError):
+            return httpx.get(url, verify=trust, trust_env=False, timeout=5).status_code == 200
+        except httpx.TransportError as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise  # another server, or broken keys: waiting does not help
             return False
 
     # -- the sites --------------------------------------------------------------------------------------------
     def key_of(self, site: int) -> NodeKey:
-        """The key of a site, made when first asked for."""
+        """The key of a site, created on first use."""
         if site not in self._keys:
             self._keys[site] = make_node_key(self.folder / "keys", f"site{site}")
         return self._keys[site]
 
     def register(self, *sites: int) -> None:
-        """Let the SuperLink know the keys of sites; without TLS there are none."""
+        """Register the sites' keys with the SuperLink; without TLS there are none."""
         if not self.tls:
             return
-        calls = [  # side by side: each takes seconds, most of it to start
+        calls = [  # in parallel: each takes seconds, most of it to start
             self._start_call(f"register{site}", "supernode", "register", str(self.key_of(site).public), CONNECTION)
             for site in sites
         ]
@@ -168,22 +159,22 @@ class LocalFederation:
         register: bool = True,
         program: Sequence[str] = (),
         address: str | None = None,
-    ) -> Boxed:
-        """Start a site's SuperNode; does not wait for it.
+    ) -> SupervisedProcess:
+        """Start a site's SuperNode without waiting for it.
 
         Args:
             site: Its number.
             config: The node config.
-            register: Whether its key is registered before, if it was not yet.
-            program: Instead of ``flower-supernode``; then without our warm process.
-            address: Where the site looks for the SuperLink, e.g. at a reverse proxy; left out, where it listens.
+            register: Register its key first, if it is not registered yet.
+            program: Program to run in place of ``flower-supernode``, without the fork server.
+            address: Address of the SuperLink, e.g. of a reverse proxy. Defaults to the SuperLink itself.
         """
         name = f"site{site}"
         command = [
             *(program or [flower_command("flower-supernode")]),
             "--superlink", address or self.address, "--port", str(self._port(name)),
             "--node-config", self._config_file(name, config),
-            # Not forever: a SuperNode without a SuperLink ends by itself.
+            # A SuperNode without a SuperLink ends by itself.
             "--max-wait-time", str(START_LIMIT),
         ]  # fmt: skip
         if self._server_keys is None:
@@ -193,66 +184,69 @@ class LocalFederation:
                 self.register(site)
             command += ["--root-certificates", str(self._server_keys.authority)]
             command += ["--auth-supernode-private-key", str(self.key_of(site).private)]
-        return self._start(name, command, variables={} if program else self._warm_variables())
+        return self._start(name, command, variables={} if program else self._fork_server_variables())
 
-    def _warm_variables(self) -> dict[str, str]:
-        """What makes a SuperNode use the warm process, which is started when first asked for."""
-        if self._warm is None:
+    def _fork_server_variables(self) -> dict[str, str]:
+        """Environment of a SuperNode that uses the fork server, which is started on first use."""
+        if self._fork_server is None:
             return {}
-        folder = Path(self._warm.name)
-        started = self.processes.running.get("warm")
+        directory = Path(self._fork_server.name)
+        started = self.processes.running.get("fork-server")
         if started is None or started.exit_code is not None:
-            self._start("warm", [sys.executable, "-m", "fedfa.flower.operate.warm", str(folder)])
-        return {"PATH": warm_path(folder)}
+            self._start("fork-server", [sys.executable, "-m", "fedfa.flower.operate.fork_server", str(directory)])
+        return {"PATH": fork_server_path(directory)}
 
     def joined(self, site: int) -> bool:
-        """Whether the site's SuperNode has been let in since it was last started."""
+        """Whether the site's SuperNode has been admitted since its last start."""
         return "SuperNode ID:" in self.processes.running[f"site{site}"].output()
 
     def wait_for_site(self, site: int) -> None:
-        """Until the site's SuperNode has been let in."""
+        """Wait until the site's SuperNode has been admitted."""
         self.processes.wait_for(
             f"site {site} to join", lambda: self.joined(site), seconds=START_LIMIT,
             needed=[self.processes.running[f"site{site}"], self.superlink],
         )  # fmt: skip
 
     # -- runs -------------------------------------------------------------------------------------------------
-    def submit(self, app: Path, run_config: Mapping[str, Value]) -> Boxed:
-        """Submit a run; the process that comes back shows the run's log and ends with the run."""
+    def submit(self, app: Path, run_config: Mapping[str, Value]) -> SupervisedProcess:
+        """Submit a run; the returned process streams the run's log and ends with the run."""
         command = [flower_command("flwr"), "run", str(app.absolute()), CONNECTION, "--stream"]
         return self._start("run", [*command, "--run-config", self._config_file("run", run_config)], home="flwr")
 
     def flwr(self, *arguments: str) -> str:
-        """Call the ``flwr`` command and return what it says.
+        """Call the ``flwr`` command and return its output.
 
         Raises:
             OperationError: It failed or took too long.
         """
         return self._finish_call(self._start_call("flwr", *arguments))
 
-    def _start_call(self, name: str, *arguments: str) -> Boxed:
+    def _start_call(self, name: str, *arguments: str) -> SupervisedProcess:
         return self._start(name, [flower_command("flwr"), *arguments], home="flwr")
 
-    def _finish_call(self, call: Boxed) -> str:
+    def _finish_call(self, call: SupervisedProcess) -> str:
         code = call.wait(CALL_LIMIT)
         if code is None:
             call.kill()
         if code != 0:
             how = f"did not end in {CALL_LIMIT:.0f} s" if code is None else "failed"
-            raise OperationError(f"`{call.command}` {how}\n{last_words(call)}")
+            raise OperationError(f"`{call.command}` {how}\n{log_excerpt(call)}")
         return call.output()
 
-    # -- inside -----------------------------------------------------------------------------------------------
+    # -- files and ports --------------------------------------------------------------------------------------
     def _start(
         self, name: str, command: list[str], home: str | None = None, variables: Mapping[str, str] | None = None
-    ) -> Boxed:
-        place = self.folder / "homes" / (home or name)
-        place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        log = self.folder / "logs" / f"{name}.log"
-        return self.processes.start(name, command, log, private_environment(place, **self._others, **(variables or {})))
+    ) -> SupervisedProcess:
+        environment = private_environment(self._home(home or name), **(variables or {}))
+        return self.processes.start(name, command, self.folder / "logs" / f"{name}.log", environment)
+
+    def _home(self, name: str) -> Path:
+        home = self.folder / "homes" / name
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return home
 
     def _port(self, name: str) -> int:
-        """A free port, the same one at every call."""
+        """A free port, the same at every call."""
         while name not in self._ports:
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
@@ -262,16 +256,14 @@ class LocalFederation:
         return self._ports[name]
 
     def _write_connection(self) -> None:
-        home = self.folder / "homes" / "flwr"
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
         trust: dict[str, Any] = {"insecure": True}
         if self._server_keys is not None:
             trust = {"root-certificates": str(self._server_keys.authority)}
         known = {"default": CONNECTION, CONNECTION: {"address": self.address, **trust}}
-        write_atomically(home / "config.toml", tomli_w.dumps({"superlink": known}))
+        write_atomically(self._home("flwr") / "config.toml", tomli_w.dumps({"superlink": known}))
 
     def _config_file(self, name: str, values: Mapping[str, Value]) -> str:
-        """Write a configuration; Flower reads files whose name ends with .toml, and in them values of any text."""
+        """Write a configuration as a .toml file, in which Flower accepts any string."""
         path = self.folder / "configs" / f"{name}.toml"
         path.parent.mkdir(exist_ok=True)
         write_atomically(path, tomli_w.dumps(dict(values)))
@@ -279,7 +271,7 @@ class LocalFederation:
 
 
 def flower_command(name: str) -> str:
-    """Where one of Flower's commands is; beside this Python first."""
+    """Path of one of Flower's commands, preferably next to this Python."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
@@ -287,7 +279,7 @@ def flower_command(name: str) -> str:
     return found
 
 
-def _find_commands() -> None:
+def _check_commands() -> None:
     if sys.platform == "win32":
         raise FedfaError("Flower's SuperLink and SuperNode run on Linux and macOS; on Windows use WSL")
     for name in ("flower-superlink", "flower-supernode", "flower-superexec", "flwr"):

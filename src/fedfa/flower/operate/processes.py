@@ -1,4 +1,4 @@
-"""Processes that cannot outlive whoever started them, each with its log."""
+"""Supervised child processes with log files; they cannot outlive this process."""
 
 from __future__ import annotations
 
@@ -11,32 +11,22 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from fedfa.errors import FederationError
-from fedfa.flower.environment import quiet
-from fedfa.flower.operate import box
+from fedfa.flower.environment import without_telemetry
+from fedfa.flower.operate import process_supervisor
 
-_BOX = Path(box.__file__)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 GRACE = 8.0
-"""Seconds between the request to end and the kill."""
+"""Seconds between SIGTERM and SIGKILL."""
 
 
 class OperationError(FederationError):
     """A process of the federation could not be started, ended too early or did not answer in time."""
 
 
-class Boxed:
-    """A running command with everything that it starts; see :mod:`fedfa.flower.operate.box`.
-
-    Args:
-        name: For messages.
-        command: What to run.
-        log: Where its output goes; added at the end.
-        environment: All of its environment variables.
-        grace: Seconds between the request to end and the kill.
-    """
+class SupervisedProcess:
+    """A running command with all its descendants; see :mod:`fedfa.flower.operate.process_supervisor`."""
 
     def __init__(
         self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str], grace: float = GRACE
@@ -45,143 +35,135 @@ class Boxed:
         self.command = " ".join([Path(command[0]).name, *command[1:]])
         self._log_start = log.stat().st_size if log.exists() else 0
         with log.open("ab") as file:
-            # -I -S: the box needs nothing but the standard library, and so starts in a few hundredths of a second.
-            self._box = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_BOX), str(grace), *command],
+            self._supervisor = subprocess.Popen(
+                [sys.executable, "-P", process_supervisor.__file__, str(grace), *command],
                 stdin=subprocess.PIPE, stdout=file, stderr=subprocess.STDOUT, env=dict(environment),
-                start_new_session=True,  # Ctrl-C in the terminal is for us; we then end the boxes in order
+                start_new_session=True,  # Ctrl-C in the terminal reaches only this process, which then ends the others
             )  # fmt: skip
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs."""
-        return self._box.poll()
+        """Exit code; None while it runs."""
+        return self._supervisor.poll()
 
-    def processes(self) -> list[int]:
-        """Every process in the box; the first is the command itself."""
-        return list(box.below(self._box.pid))
+    def pids(self) -> list[int]:
+        """Ids of the command's process and of its descendants."""
+        return [process.pid for process in process_supervisor.descendants(self._supervisor.pid)]
 
-    def ask_to_end(self) -> None:
+    def terminate(self) -> None:
         """Ask the command to end, without waiting for it."""
         if self.exit_code is None:
-            self._box.send_signal(signal.SIGTERM)
+            self._supervisor.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End everything in the box at once, as by a power cut."""
+        """Kill the command and its descendants at once."""
         if self.exit_code is None:
-            self._box.send_signal(signal.SIGQUIT)
-        self.wait(box.UNKILLABLE + 5.0)
+            self._supervisor.send_signal(signal.SIGQUIT)
+        self.wait(process_supervisor.KILL_SECONDS + 5.0)
 
     def wait(self, seconds: float) -> int | None:
-        """Until everything in it has ended: the exit code, or None if it still runs after so many seconds."""
+        """Wait until all its processes have ended; return the exit code, or None after this many seconds."""
         try:
-            return self._box.wait(seconds)
+            return self._supervisor.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
 
-    def let_go(self) -> None:
-        """Close our end of the pipe; whatever is left in the box ends by itself."""
-        if self._box.stdin is not None:
+    def release(self) -> None:
+        """Close the pipe to the supervisor, which then ends what is left."""
+        if self._supervisor.stdin is not None:
             with contextlib.suppress(OSError):
-                self._box.stdin.close()
+                self._supervisor.stdin.close()
 
     def output(self) -> str:
-        """What it has written to its log since it was started."""
+        """Its output since it was started."""
         with self.log.open("rb") as file:
             file.seek(self._log_start)
             return _COLOUR.sub("", file.read().decode(errors="replace"))
 
 
-class Processes:
-    """All processes of a federation; at the end of the ``with`` block none of them is left."""
+class ProcessGroup(contextlib.AbstractContextManager["ProcessGroup"]):
+    """All processes of a federation; a context manager that ends all of them on exit."""
 
     def __init__(self, grace: float = GRACE) -> None:
-        self.running: dict[str, Boxed] = {}
+        self.running: dict[str, SupervisedProcess] = {}
         self._grace = grace
 
-    def __enter__(self) -> Processes:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def start(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Boxed:
-        """Start a command; a former one of the same name must have ended."""
-        former = self.running.get(name)
-        if former is not None and former.exit_code is None:
-            raise OperationError(f"{name} runs already")
+    def start(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> SupervisedProcess:
+        """Start a command; an earlier one of the same name must have ended."""
+        earlier = self.running.get(name)
+        if earlier is not None and earlier.exit_code is None:
+            raise OperationError(f"{name} is already running")
         log.parent.mkdir(parents=True, exist_ok=True)
-        self.running[name] = Boxed(name, command, log, environment, self._grace)
+        self.running[name] = SupervisedProcess(name, command, log, environment, self._grace)
         return self.running[name]
 
     def stop(self) -> None:
-        """End all of them, the last one started first, and wait for it. Interrupted, it ends them the hard way."""
+        """End all processes, the last one first, and wait for them; if interrupted, kill them."""
         order = list(reversed(self.running.values()))
         try:
-            for one in order:
-                one.ask_to_end()
-            deadline = time.monotonic() + self._grace + box.AFTERMATH + 5.0
-            for one in order:
-                one.wait(max(0.1, deadline - time.monotonic()))
+            for process in order:
+                process.terminate()
+            deadline = time.monotonic() + self._grace + process_supervisor.SETTLE_SECONDS + 5.0
+            for process in order:
+                process.wait(max(0.1, deadline - time.monotonic()))
         finally:
-            for one in order:
-                if one.exit_code is None:
-                    one.kill()
-                one.let_go()
+            for process in order:
+                if process.exit_code is None:
+                    process.kill()
+                process.release()
 
     def wait_for(
-        self, what: str, ready: Callable[[], bool], *, seconds: float, needed: Sequence[Boxed], pause: float = 0.2
+        self, what: str, ready: Callable[[], bool], *, seconds: float, needed: Sequence[SupervisedProcess]
     ) -> None:
-        """Wait until something is so.
+        """Wait for a condition.
 
         Args:
-            what: For the message, e.g. ``"the SuperLink to answer"``.
-            ready: Whether it is so.
-            seconds: How long at most.
+            what: Description for messages, e.g. ``"the SuperLink to answer"``.
+            ready: The condition.
+            seconds: Time limit.
             needed: Processes that must keep running meanwhile.
-            pause: Seconds between two looks.
 
         Raises:
-            OperationError: A process that is needed has ended, or time is up; with the end of its log.
+            OperationError: A needed process ended, or time is up; the message quotes the log.
         """
         deadline = time.monotonic() + seconds
         while not ready():
-            for one in needed:
-                if one.exit_code is not None:
+            for process in needed:
+                if process.exit_code is not None:
                     raise OperationError(
-                        f"{one.name} ended (exit code {one.exit_code}) while waiting for {what}\n{last_words(one)}"
+                        f"{process.name} ended (exit code {process.exit_code}) while waiting for {what}\n"
+                        f"{log_excerpt(process)}"
                     )
             if time.monotonic() > deadline:
-                logs = "\n".join(last_words(one) for one in needed)
-                raise OperationError(f"waited {seconds:.0f} s in vain for {what}\n{logs}")
-            time.sleep(pause)
+                logs = "\n".join(log_excerpt(process) for process in needed)
+                raise OperationError(f"timed out after {seconds:.0f} s waiting for {what}\n{logs}")
+            time.sleep(0.2)
 
 
-def last_words(one: Boxed, lines: int = 12) -> str:
-    """The lines of a log that tell most about a failure: from the first one that speaks of it, else the last ones."""
-    written = [line for line in one.output().splitlines() if line.strip()]
+def log_excerpt(process: SupervisedProcess, lines: int = 12) -> str:
+    """Log lines around the last one that mentions an error; if there is none, the last lines."""
+    written = [line for line in process.output().splitlines() if line.strip()]
     signs = ("error", "exception", "traceback", "failed", "refused", "cannot")
-    # Warnings of web servers and of Flower's own retries are not what failed.
-    telling = [
-        n for n, line in enumerate(written) if any(sign in line.lower() for sign in signs) and "INFO" not in line
-    ]
-    chosen = written[-lines:] if not telling else written[max(0, telling[-1] - lines + 3) : telling[-1] + 3]
-    text = "\n".join(f"  | {line}" for line in chosen) or "  | (nothing)"
-    return f"  {one.log}:\n{text}"
+    # Web servers and Flower's own retries log harmless errors as INFO.
+    errors = [n for n, line in enumerate(written) if any(sign in line.lower() for sign in signs) and "INFO" not in line]
+    chosen = written[-lines:] if not errors else written[max(0, errors[-1] - lines + 3) : errors[-1] + 3]
+    text = "\n".join(f"  | {line}" for line in chosen) or "  | (empty)"
+    return f"  {process.log}:\n{text}"
 
 
 def private_environment(home: Path, **others: str) -> dict[str, str]:
-    """The environment for Flower's processes: a home of their own, no calls home, this Python's commands first."""
+    """Environment for Flower's processes: their own home, no telemetry, this Python's commands first."""
     commands = str(Path(sys.executable).parent)
     local = "localhost,127.0.0.1,::1"
     return {
-        **quiet(),
+        **without_telemetry(),
         "FLWR_HOME": str(home),
         "PATH": f"{commands}{os.pathsep}{os.environ.get('PATH', '')}",
         "PYTHONUNBUFFERED": "1",
-        # A proxy of the surrounding network knows nothing of this machine's own ports.
+        # A network proxy cannot reach this machine's own ports.
         "NO_PROXY": ",".join(filter(None, [os.environ.get("NO_PROXY"), local])),
         "no_proxy": ",".join(filter(None, [os.environ.get("no_proxy"), local])),
         **others,

@@ -1,1 +1,1 @@
-"""The report: run folders in, one HTML page and its figures out."""
+"""The report: run directories in, one HTML page and its figures out."""

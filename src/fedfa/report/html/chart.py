@@ -1,4 +1,4 @@
-"""What all kinds of charts have in common: the finished figure, sizes, numbers for people, scales, keys."""
+"""What all charts share: the finished figure, sizes, number formats, scales and legends."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedfa.report.html.drawing import Dots, Drawing, Line, Words, shorten, text_width
+from fedfa.report.html.drawing import Dots, Drawing, Line, Text, shorten, text_width
 
 SMALL, TEXT = 11.0, 12.0
-"""Sizes of letters in pixels: marks of axes, everything else."""
+"""Font sizes in pixels: tick labels, everything else."""
 WIDE, HALF, NARROW = 920.0, 446.0, 344.0
-"""Widths of drawings: over the whole page, half of it, on a telephone."""
+"""Widths of drawings: the whole page, half of it, a phone."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """The numbers of a chart, for readers and programs that want them."""
+    """The numbers of a chart."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -26,24 +26,24 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart with all that a page and a file need of it."""
+    """A chart with its texts, drawings and data."""
 
     name: str
-    """Of its files."""
+    """Name of its files."""
     title: str
     caption: str
     alt: str
-    """What one sees, in words."""
+    """Description for screen readers."""
     wide: Drawing
     narrow: Drawing
     hover: Sequence[Any] = ()
-    """For each panel, the values a pointer reads."""
+    """Values that the pointer shows, for each panel."""
     table: Table | None = None
     half: bool = False
 
 
 def number(value: float | None, digits: int | None = None) -> str:
-    """A number for people: as many digits as say something.
+    """Format a number with as many digits as are meaningful.
 
     Example:
         >>> number(1234567.0), number(83.3149), number(0.00123), number(None)
@@ -62,7 +62,7 @@ def number(value: float | None, digits: int | None = None) -> str:
 
 
 def ticks(low: float, high: float, about: int, *, whole: bool = False) -> list[float]:
-    """Round numbers that divide a range; ``whole`` ones where nothing lies between two whole numbers.
+    """Round numbers that divide a range; with ``whole``, integers only.
 
     Example:
         >>> ticks(0, 50, 5)
@@ -83,7 +83,7 @@ def ticks(low: float, high: float, about: int, *, whole: bool = False) -> list[f
 
 
 def tick_text(value: float, step: float) -> str:
-    """A tick's words: no more digits than the steps need.
+    """Label of a tick, with the digits that the step needs.
 
     Example:
         >>> tick_text(2500.0, 500), tick_text(0.5, 0.25)
@@ -98,7 +98,7 @@ def tick_text(value: float, step: float) -> str:
 
 
 def tick_texts(marks: Sequence[float]) -> list[str]:
-    """The words of an axis' marks, all with the digits that their distance needs.
+    """Labels of ticks, with the digits that their distance needs.
 
     Example:
         >>> tick_texts([0.0, 0.5, 1.0])
@@ -108,14 +108,14 @@ def tick_texts(marks: Sequence[float]) -> list[str]:
     return [tick_text(mark, step) for mark in marks]
 
 
-def on_sheet(drawing: Drawing, x: float, text: str) -> float:
-    """Where a mark's words are centred: at its place, but never beyond the right edge."""
+def tick_label_centre(drawing: Drawing, x: float, text: str) -> float:
+    """Centre of a tick label: at the tick, but inside the right edge."""
     return min(x, drawing.width - text_width(text, SMALL) / 2 - 1)
 
 
 @dataclass(frozen=True)
 class Scale:
-    """From values to pixels."""
+    """Map values to pixels."""
 
     low: float
     high: float
@@ -123,18 +123,18 @@ class Scale:
     end: float
 
     def __call__(self, value: float) -> float:
-        """The place of a value."""
+        """Pixel of a value."""
         return self.start + (value - self.low) / ((self.high - self.low) or 1) * (self.end - self.start)
 
 
 def short(value: float) -> float:
-    """Five digits are more than a pointer can tell apart."""
+    """Round to five digits, more than a pointer can resolve."""
     return float(f"{value:.5g}")
 
 
 @dataclass(frozen=True)
-class KeyEntry:
-    """A name with the look it stands for: a line, or a mark where it has a shape."""
+class LegendEntry:
+    """A name with its line, or with its mark if it has a shape."""
 
     name: str
     colour: str
@@ -143,8 +143,8 @@ class KeyEntry:
     series: int | None = None
 
 
-def key_rows(drawing: Drawing, entries: Sequence[KeyEntry], top: float, width: float) -> float:
-    """Names with their looks, in as many rows as they need; returns the bottom."""
+def draw_legend(drawing: Drawing, entries: Sequence[LegendEntry], top: float, width: float) -> float:
+    """Draw a legend in as many rows as it needs; returns its bottom."""
     x, y = 4.0, top + 10
     for entry in entries:
         text = shorten(entry.name, width - 44, TEXT)
@@ -155,6 +155,6 @@ def key_rows(drawing: Drawing, entries: Sequence[KeyEntry], top: float, width: f
             drawing.add(Line([[(x, y - 4), (x + 20, y - 4)]], entry.colour, 2.4, entry.dash, series=entry.series))
         else:
             drawing.add(Dots([(x + 10, y - 4)], entry.colour, 4.5, entry.shape, series=entry.series))
-        drawing.add(Words((x + 25, y), text, "ink", TEXT, series=entry.series))
+        drawing.add(Text((x + 25, y), text, "ink", TEXT, series=entry.series))
         x += wide
     return y + 10

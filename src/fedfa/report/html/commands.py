@@ -1,4 +1,4 @@
-"""The command that gives a run again: the shortest one that leads to exactly its settings."""
+"""The shortest command that repeats a run with exactly its configuration."""
 
 from __future__ import annotations
 
@@ -7,47 +7,47 @@ from functools import cache
 from typing import Any
 
 from fedfa.errors import FedfaError
-from fedfa.report.html.reading import Run
-from fedfa.studies.layers import flat, merge, nest, value_text
-from fedfa.studies.run import FREE_ON_RESUME, same_run
-from fedfa.studies.settings import OWN, Settings, preset_layer, presets
+from fedfa.experiment.config import OWN, Config, affects_result, preset_layer, presets
+from fedfa.experiment.layers import flat, merge, nest, value_text
+from fedfa.experiment.recorded_runs import RecordedRun
+from fedfa.experiment.run import same_run
 
-_MOST_ASSIGNMENTS = 8
-"""With more than this, the recorded file says it better."""
+_MAX_ASSIGNMENTS = 8
+"""With more than this, a command that reads the recorded file is clearer."""
 
 
-def command_of(run: Run) -> str:
-    """A command that repeats a run; where no preset is near enough, one that reads the recorded settings."""
-    again = shlex.join(["fedfa", "run", str(run.folder / "config.toml"), "--out", f"runs/{run.folder.name}"])
+def command_of(run: RecordedRun) -> str:
+    """A command that repeats a run; if no preset is close enough, one that reads the recorded configuration."""
+    again = shlex.join(["fedfa", "run", str(run.path / "config.toml"), "--out", f"runs/{run.path.name}"])
     try:
-        settings = Settings.resolve(run.config)
-        if OWN in (settings.model.name, settings.data.name):
-            return _from_python(run, settings)
-        best = _nearest(settings)
-    except FedfaError:  # an own method whose file is not here, or settings of another version
+        config = Config.resolve(run.config)
+        if OWN in (config.model.name, config.data.name):
+            return _from_python(run, config)
+        best = _nearest(config)
+    except FedfaError:  # a custom method whose file is missing, or a configuration of another version
         return again
     if best is None:
         return again
     preset, different = best
-    words = ["fedfa", "run", "--preset", preset, "--algorithm", settings.algorithm.recipe]
+    words = ["fedfa", "run", "--preset", preset, "--algorithm", config.algorithm.name]
     for key, value in different.items():
         if key in ("rounds", "seed"):
             words += [f"--{key}", str(value)]
         else:
             words += ["--set", f"{key}={value_text(value)}"]
-    return shlex.join([*words, "--out", f"runs/{run.folder.name}"])
+    return shlex.join([*words, "--out", f"runs/{run.path.name}"])
 
 
-def _from_python(run: Run, settings: Settings) -> str:
-    """For a network or data that no settings can name."""
-    words = [f"fedfa.Settings.from_file({str(run.folder / 'config.toml')!r})", repr(f"runs/{run.folder.name}")]
-    words += ["model=…"] if settings.model.name == OWN else []
-    words += ["data=…"] if settings.data.name == OWN else []
+def _from_python(run: RecordedRun, config: Config) -> str:
+    """For a network or data that were passed in Python."""
+    words = [f"fedfa.Config.from_file({str(run.path / 'config.toml')!r})", repr(f"runs/{run.path.name}")]
+    words += ["model=…"] if config.model.name == OWN else []
+    words += ["data=…"] if config.data.name == OWN else []
     return f"fedfa.run({', '.join(words)})  # in Python"
 
 
 def watching(report: str) -> str:
-    """The command of a report as one that follows the runs.
+    """Add ``--watch`` to the command of a report.
 
     Example:
         >>> watching("fedfa report runs/a --out a.html")
@@ -57,28 +57,27 @@ def watching(report: str) -> str:
     return report if "--watch" in words else shlex.join([*words[:2], "--watch", *words[2:]])
 
 
-def _nearest(settings: Settings) -> tuple[str, dict[str, Any]] | None:
-    """The preset from which the fewest settings differ, and these settings; None if it is not worth it."""
-    wanted = flat(settings.to_dict())
+def _nearest(config: Config) -> tuple[str, dict[str, Any]] | None:
+    """The preset with the fewest differences, and these differences; None if there are too many."""
+    wanted = flat(config.to_dict())
     found: list[tuple[int, str, dict[str, Any]]] = []
     for preset, data in _data_of_presets().items():
-        if data != settings.data.name:
+        if data != config.data.name:
             continue
-        base = {"algorithm": {"recipe": settings.algorithm.recipe}}
-        for with_variant in (False, True) if settings.algorithm.variant else (False,):
-            asked: dict[str, Any] = {"algorithm.variant": settings.algorithm.variant} if with_variant else {}
+        base = {"algorithm": {"name": config.algorithm.name}}
+        for with_variant in (False, True) if config.algorithm.variant else (False,):
+            asked: dict[str, Any] = {"algorithm.variant": config.algorithm.variant} if with_variant else {}
             try:
-                there = flat(Settings.preset(preset, base, _layer(asked)).to_dict())
+                there = flat(Config.preset(preset, base, _layer(asked)).to_dict())
             except FedfaError:
                 continue
-            free = FREE_ON_RESUME | {"algorithm.recipe"}
-            missing = {key for key in there if key not in wanted} - free
-            different = {key: value for key, value in wanted.items() if key not in free and there.get(key) != value}
-            if not missing and len(asked | different) <= _MOST_ASSIGNMENTS:
+            compared = {k for k in wanted.keys() | there.keys() if affects_result(k) and k != "algorithm.name"}
+            different = {key: wanted[key] for key in wanted if key in compared and there.get(key) != wanted[key]}
+            if compared <= wanted.keys() and len(asked | different) <= _MAX_ASSIGNMENTS:
                 found.append((len(asked | different), preset, asked | different))
     for _, preset, different in sorted(found, key=lambda one: (one[0], one[1])):
-        reached = Settings.preset(preset, {"algorithm": {"recipe": settings.algorithm.recipe}}, _layer(different))
-        if same_run(reached, settings):
+        reached = Config.preset(preset, {"algorithm": {"name": config.algorithm.name}}, _layer(different))
+        if same_run(reached, config):
             return preset, different
     return None
 
@@ -92,5 +91,5 @@ def _layer(values: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def _data_of_presets() -> dict[str, str]:
-    """Each preset's data set."""
-    return {name: Settings.resolve(preset_layer(name)).data.name for name in presets()}
+    """The data set of each preset."""
+    return {name: Config.resolve(preset_layer(name)).data.name for name in presets()}

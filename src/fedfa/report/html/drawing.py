@@ -1,4 +1,4 @@
-"""A drawing is a list of marks in pixels, coloured by role. It becomes SVG for the page, or SVG and PNG for a file."""
+"""Drawings: lists of marks in pixels, coloured by role; rendered as SVG for the page, or as SVG and PNG files."""
 
 from __future__ import annotations
 
@@ -17,53 +17,52 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, '
 
 
 @dataclass(frozen=True)
-class Line:
-    """A stroke through points; several strokes if there are several lists."""
+class _Mark:
+    series: int | None = field(default=None, kw_only=True)
+    """Index of the series in its chart, by which the page's script finds the mark."""
+    opacity: float = field(default=1.0, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Line(_Mark):
+    """One polyline or several."""
 
     strokes: Sequence[Sequence[Point]]
     colour: str
     width: float = 1.0
     dash: tuple[float, ...] = ()
-    opacity: float = 1.0
-    series: int | None = None
 
 
 @dataclass(frozen=True)
-class Area:
-    """A filled outline."""
+class Area(_Mark):
+    """A filled polygon."""
 
     outline: Sequence[Point]
     colour: str
-    opacity: float = 1.0
-    series: int | None = None
 
 
 @dataclass(frozen=True)
-class Boxes:
+class Boxes(_Mark):
     """Rectangles of one colour: left, top, width, height."""
 
     boxes: Sequence[tuple[float, float, float, float]]
     colour: str
-    opacity: float = 1.0
-    series: int | None = None
 
 
 @dataclass(frozen=True)
-class Dots:
-    """Marks of one shape and colour around points."""
+class Dots(_Mark):
+    """Markers of one shape and colour."""
 
     points: Sequence[Point]
     colour: str
     radius: float = 3.0
     shape: str = "circle"
-    opacity: float = 1.0
     rim: str | None = None
-    series: int | None = None
 
 
 @dataclass(frozen=True)
-class Words:
-    """A line of text; ``anchor`` is start, middle or end, the point lies on its base line."""
+class Text(_Mark):
+    """A line of text; ``at`` lies on its baseline, ``anchor`` is start, middle or end."""
 
     at: Point
     text: str
@@ -72,15 +71,14 @@ class Words:
     anchor: str = "start"
     bold: bool = False
     turned: bool = False
-    series: int | None = None
 
 
-Mark = Line | Area | Boxes | Dots | Words
+Mark = Line | Area | Boxes | Dots | Text
 
 
 @dataclass
 class Drawing:
-    """Marks on a sheet of so many pixels; ``plots`` are the places where a pointer reads values."""
+    """Marks on a canvas; ``plots`` are the areas in which the pointer shows values."""
 
     width: float
     height: float
@@ -88,12 +86,12 @@ class Drawing:
     plots: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, *marks: Mark) -> None:
-        """Draw on top."""
+        """Add marks on top."""
         self.marks.extend(marks)
 
 
 def text_width(text: str, size: float = 12.0) -> float:
-    """Roughly, and rather too much: fonts differ.
+    """Upper estimate of the width of a text; fonts differ.
 
     Example:
         >>> text_width("fedfa", 10) > 5 * 5
@@ -103,9 +101,9 @@ def text_width(text: str, size: float = 12.0) -> float:
 
 
 def shorten(text: str, width: float, size: float = 12.0) -> str:
-    """The text, cut to fit into so many pixels; what follows its last comma stays if it takes little.
+    """Cut a text to a width, but keep the part after its last comma if that is short.
 
-    Titles are such: panels of one method differ in the round alone, which stands last.
+    The titles of a method's panels differ only in the round, which stands last.
 
     Example:
         >>> shorten("a rather long name", 60, 12)
@@ -125,29 +123,24 @@ def shorten(text: str, width: float, size: float = 12.0) -> str:
 
 
 def shape_outline(shape: str, x: float, y: float, r: float) -> list[Point]:
-    """The corners of a mark that is not a circle."""
+    """Corners of a marker that is not a circle."""
     if shape == "triangle":
         return [(x, y - 1.2 * r), (x + 1.1 * r, y + 0.8 * r), (x - 1.1 * r, y + 0.8 * r)]
     if shape == "square":
-        return [
-            (x - 0.9 * r, y - 0.9 * r),
-            (x + 0.9 * r, y - 0.9 * r),
-            (x + 0.9 * r, y + 0.9 * r),
-            (x - 0.9 * r, y + 0.9 * r),
-        ]
+        return [(x + a * r, y + b * r) for a, b in ((-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9))]
     return [(x, y - 1.3 * r), (x + 1.3 * r, y), (x, y + 1.3 * r), (x - 1.3 * r, y)]  # diamond
 
 
 # -- SVG --------------------------------------------------------------------------------------------------------------
 def inline_svg(drawing: Drawing, title: str, description: str, *, css: str, label: str) -> str:
-    """For a page: colours are CSS variables, so that the page's theme decides.
+    """SVG for a page; colours are CSS variables of the page's theme.
 
     Args:
-        drawing: What to draw.
-        title: The picture's name, read aloud.
-        description: What it shows, read aloud.
-        css: Classes of the element.
-        label: An identifier that is unique on the page.
+        drawing: The drawing.
+        title: Name for screen readers.
+        description: Description for screen readers.
+        css: CSS classes of the element.
+        label: Identifier, unique on the page.
     """
     plots = escape(json.dumps(drawing.plots, separators=(",", ":")))
     return (
@@ -159,7 +152,7 @@ def inline_svg(drawing: Drawing, title: str, description: str, *, css: str, labe
 
 
 def file_svg(drawing: Drawing, title: str, description: str) -> str:
-    """For a file: light colours on white, nothing from outside."""
+    """Self-contained SVG for a file, in the light theme."""
     size = f'width="{_n(drawing.width)}" height="{_n(drawing.height)}"'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {_n(drawing.width)} {_n(drawing.height)}" '
@@ -170,22 +163,18 @@ def file_svg(drawing: Drawing, title: str, description: str) -> str:
 
 
 def _n(value: float) -> str:
-    """A number in SVG: a tenth of a pixel is enough."""
-    text = f"{value:.1f}"
-    return text.removesuffix(".0")
+    """Format a coordinate to a tenth of a pixel."""
+    return f"{value:.1f}".removesuffix(".0")
 
 
 def _body(drawing: Drawing, colour: Callable[[str], str]) -> str:
-    parts = []
-    for mark in drawing.marks:
-        series = "" if mark.series is None else f' data-s="{mark.series}"'
-        parts.append(_svg_mark(mark, colour, series))
-    return "".join(parts)
+    return "".join(_svg_mark(mark, colour) for mark in drawing.marks)
 
 
-def _svg_mark(mark: Mark, colour: Callable[[str], str], series: str) -> str:
+def _svg_mark(mark: Mark, colour: Callable[[str], str]) -> str:
     paint = colour(mark.colour)
-    if isinstance(mark, Words):
+    series = "" if mark.series is None else f' data-s="{mark.series}"'
+    if isinstance(mark, Text):
         turn = f' transform="rotate(-90 {_n(mark.at[0])} {_n(mark.at[1])})"' if mark.turned else ""
         weight = ' font-weight="600"' if mark.bold else ""
         anchor = "" if mark.anchor == "start" else f' text-anchor="{mark.anchor}"'
@@ -193,8 +182,8 @@ def _svg_mark(mark: Mark, colour: Callable[[str], str], series: str) -> str:
             f'<text x="{_n(mark.at[0])}" y="{_n(mark.at[1])}" font-size="{_n(mark.size)}" style="fill:{paint}"'
             f"{anchor}{weight}{turn}{series}>{escape(mark.text)}</text>"
         )
-    way = "stroke" if isinstance(mark, Line) else "fill"
-    fade = "" if mark.opacity == 1 else f";{way}-opacity:{mark.opacity:g}"
+    kind = "stroke" if isinstance(mark, Line) else "fill"
+    fade = "" if mark.opacity == 1 else f";{kind}-opacity:{mark.opacity:g}"
     if isinstance(mark, Line):
         dash = f";stroke-dasharray:{' '.join(map(_n, mark.dash))}" if mark.dash else ""
         d = "".join("M" + "L".join(f"{_n(x)} {_n(y)}" for x, y in stroke) for stroke in mark.strokes if stroke)
@@ -203,7 +192,7 @@ def _svg_mark(mark: Mark, colour: Callable[[str], str], series: str) -> str:
             f'style="stroke:{paint};stroke-width:{_n(mark.width)}{dash}{fade}"{series}/>'
         )
     if isinstance(mark, Area):
-        d = "M" + "L".join(f"{_n(x)} {_n(y)}" for x, y in mark.outline) + "z"
+        d = _polygon(mark.outline)
         return f'<path d="{d}" style="fill:{paint}{fade}"{series}/>'
     if isinstance(mark, Boxes):
         d = "".join(f"M{_n(x)} {_n(y)}h{_n(w)}v{_n(h)}h{_n(-w)}z" for x, y, w, h in mark.boxes)
@@ -214,25 +203,22 @@ def _svg_mark(mark: Mark, colour: Callable[[str], str], series: str) -> str:
         ring = f"a{r} {r} 0 1 0 {wide} 0a{r} {r} 0 1 0 -{wide} 0z"
         d = "".join(f"M{_n(x - mark.radius)} {_n(y)}{ring}" for x, y in mark.points)
     else:
-        d = "".join(
-            "M" + "L".join(f"{_n(a)} {_n(b)}" for a, b in shape_outline(mark.shape, x, y, mark.radius)) + "z"
-            for x, y in mark.points
-        )
+        d = "".join(_polygon(shape_outline(mark.shape, x, y, mark.radius)) for x, y in mark.points)
     return f'<path d="{d}" style="fill:{paint}{rim}{fade}"{series}/>'
+
+
+def _polygon(outline: Sequence[Point]) -> str:
+    return "M" + "L".join(f"{_n(x)} {_n(y)}" for x, y in outline) + "z"
 
 
 # -- PNG --------------------------------------------------------------------------------------------------------------
 def file_png(drawing: Drawing, *, colours: Mapping[str, str] = LIGHT, dpi: int = 200) -> bytes:
-    """The same marks as pixels.
+    """Render a drawing as PNG.
 
     Raises:
         FedfaError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise FedfaError("PNG pictures need matplotlib: pip install 'fedfa[plots]'") from None
-    figure = Figure(figsize=(drawing.width / 100, drawing.height / 100), facecolor=colours["surface"])
+    figure = matplotlib_figure(figsize=(drawing.width / 100, drawing.height / 100), facecolor=colours["surface"])
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, drawing.width), ylim=(drawing.height, 0))
     axes.axis("off")
@@ -243,16 +229,30 @@ def file_png(drawing: Drawing, *, colours: Mapping[str, str] = LIGHT, dpi: int =
     return out.getvalue()
 
 
+def matplotlib_figure(**options: Any) -> Any:
+    """Create a matplotlib figure.
+
+    Raises:
+        FedfaError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise FedfaError("pictures need matplotlib: pip install 'fedfa[plots]'") from None
+    return Figure(**options)
+
+
 _POINTS = 0.72
-"""Points of type in a pixel: a sheet has a hundred pixels to the inch."""
+"""Typographic points per pixel, at a hundred pixels per inch."""
 
 
 def _paint(axes: Any, mark: Mark, colours: Mapping[str, str], order: int) -> None:
-    from matplotlib.collections import LineCollection, PatchCollection, PolyCollection
-    from matplotlib.patches import Circle, Rectangle
+    from matplotlib.collections import LineCollection, PatchCollection
+    from matplotlib.patches import Circle, Polygon, Rectangle
 
+    line_style: dict[str, Any]
     paint = colours[mark.colour]
-    if isinstance(mark, Words):
+    if isinstance(mark, Text):
         axes.text(
             *mark.at, mark.text, color=paint, fontsize=mark.size * _POINTS * 0.95, zorder=order, va="baseline",
             ha={"start": "left", "middle": "center", "end": "right"}[mark.anchor], parse_math=False,
@@ -260,34 +260,19 @@ def _paint(axes: Any, mark: Mark, colours: Mapping[str, str], order: int) -> Non
         )  # fmt: skip
     elif isinstance(mark, Line):
         dash = (0, [part / max(mark.width, 1) for part in mark.dash]) if mark.dash else "solid"
-        axes.add_collection(
-            LineCollection(
-                [list(stroke) for stroke in mark.strokes if stroke], colors=paint, linewidths=mark.width * _POINTS,
-                linestyles=[dash], alpha=mark.opacity, zorder=order, joinstyle="round",
-            ),
-            autolim=False,
-        )  # fmt: skip
-    elif isinstance(mark, Area):
-        axes.add_collection(
-            PolyCollection([list(mark.outline)], facecolors=paint, edgecolors="none", alpha=mark.opacity, zorder=order),
-            autolim=False,
-        )
-    elif isinstance(mark, Boxes):
-        patches: list[Any] = [Rectangle((x, y), w, h) for x, y, w, h in mark.boxes]
-        axes.add_collection(
-            PatchCollection(patches, facecolor=paint, edgecolor="none", alpha=mark.opacity, zorder=order), autolim=False
-        )
-    elif mark.shape == "circle":
-        circles: list[Any] = [Circle(point, mark.radius) for point in mark.points]
-        edge = colours[mark.rim] if mark.rim else "none"
-        axes.add_collection(
-            PatchCollection(circles, facecolor=paint, edgecolor=edge, lw=0.9, alpha=mark.opacity, zorder=order),
-            autolim=False,
-        )
+        strokes = [list(stroke) for stroke in mark.strokes if stroke]
+        line_style = {"colors": paint, "linewidths": mark.width * _POINTS, "linestyles": [dash], "joinstyle": "round"}
+        axes.add_collection(LineCollection(strokes, alpha=mark.opacity, zorder=order, **line_style), autolim=False)
     else:
-        shapes = [shape_outline(mark.shape, x, y, mark.radius) for x, y in mark.points]
-        edge = colours[mark.rim] if mark.rim else "none"
-        axes.add_collection(
-            PolyCollection(shapes, facecolors=paint, edgecolors=edge, linewidths=0.9, alpha=mark.opacity, zorder=order),
-            autolim=False,
-        )
+        patches: list[Any]
+        if isinstance(mark, Area):
+            patches = [Polygon(mark.outline)]
+        elif isinstance(mark, Boxes):
+            patches = [Rectangle((x, y), w, h) for x, y, w, h in mark.boxes]
+        elif mark.shape == "circle":
+            patches = [Circle(point, mark.radius) for point in mark.points]
+        else:
+            patches = [Polygon(shape_outline(mark.shape, x, y, mark.radius)) for x, y in mark.points]
+        edge = colours[mark.rim] if isinstance(mark, Dots) and mark.rim else "none"
+        line_style = {"facecolor": paint, "edgecolor": edge, "lw": 0.9, "alpha": mark.opacity, "zorder": order}
+        axes.add_collection(PatchCollection(patches, **line_style), autolim=False)

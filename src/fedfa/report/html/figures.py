@@ -1,34 +1,34 @@
-"""Which figures a chapter has: accuracy, costs, split, classes, domains. Numbers come from the records alone."""
+"""The figures of a chapter: accuracy, costs, split of the data, accuracy by class and by domain."""
 
 from __future__ import annotations
 
 import math
 import re
-import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from statistics import fmean
 from typing import Any
 
-from fedfa.report.html.chapters import Chapter, CurvePoint, Method
+from fedfa.experiment.recorded_runs import RecordedRun
 from fedfa.report.html.chart import HALF, NARROW, WIDE, Figure, Table, number, ticks
-from fedfa.report.html.heat_maps import Heat, heat_map, heat_maps
-from fedfa.report.html.lines import Axis, Panel, Series, hover_lines, line_chart, multiples
+from fedfa.report.html.data_split import Split
+from fedfa.report.html.grouping import Chapter, CurvePoint, MethodRuns, common_rounds
+from fedfa.report.html.heat_maps import ColourScale, Heat, heat_maps
+from fedfa.report.html.line_charts import Axis, Panel, Series, hover_lines, line_chart, multiples, y_values
 from fedfa.report.html.palette import Style
-from fedfa.report.html.reading import Run
-from fedfa.report.html.split import Split
 
-Looks = Mapping[str, Style]
+MethodStyles = Mapping[str, Style]
 Pick = Callable[[Mapping[str, Any]], Sequence[float | None] | None]
-"""Takes a list of values out of a round's record."""
-_MOST_LINES = 5
-"""More methods than this are shown once more in a chart of their own each."""
-_MOST_ROWS = 60
-"""Rows of a data table; longer curves are thinned out evenly."""
+"""Selects a list of values from a round's record."""
+_MAX_LINES = 5
+"""With more methods than this, each is also shown in a chart of its own."""
+_MAX_ROWS = 60
+"""Rows of a data table; longer curves are subsampled evenly."""
 
 
 def slug(text: str) -> str:
-    """A name for a file.
+    """Convert a text to a file name.
 
     Example:
         >>> slug("Fashion-MNIST, 100 clients")
@@ -37,11 +37,11 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-") or "figure"
 
 
-def band_words(methods: Sequence[Method]) -> str:
-    """What the bands are, if there are any."""
+def band_note(methods: Sequence[MethodRuns]) -> str:
+    """What lines and bands mean."""
     if all(len(method.runs) == 1 for method in methods):
-        return "One seed each: lines differ by chance too."
-    return "Lines are means over seeds, bands reach from the lowest seed to the highest."
+        return "One seed each: lines also differ by chance."
+    return "Lines are means over seeds, bands range from the lowest to the highest seed."
 
 
 def line_figure(
@@ -56,7 +56,7 @@ def line_figure(
     half: bool = False,
     height: float = 400,
 ) -> Figure:
-    """A figure of lines, for wide and narrow pages, with its table."""
+    """A line chart for wide and narrow pages, with its table."""
     ends = [f"{one.name} ends at {number((one.after or one.points[-1])[1])}{unit}" for one in series if one.points]
     return Figure(
         name, title, caption,
@@ -70,11 +70,11 @@ def line_figure(
 
 
 def series_table(series: Sequence[Series], x: str) -> Table:
-    """The values of lines, a row for each place on the axis."""
+    """The values of lines, a row for each x value."""
     places = sorted({point[0] for one in series for point in one.points})
     note = ""
-    if len(places) > _MOST_ROWS:
-        every = math.ceil(len(places) / _MOST_ROWS)
+    if len(places) > _MAX_ROWS:
+        every = math.ceil(len(places) / _MAX_ROWS)
         note = f"Every {every}th of {len(places)} rows."
         places = places[::-1][::every][::-1]
     columns = []
@@ -90,91 +90,69 @@ def series_table(series: Sequence[Series], x: str) -> Table:
     rows = [[number(place, digits), *(cells.get(place, "") for cells in columns)] for place in places]
     after = [one.after for one in series]
     if any(after):
-        rows.append(["after the last round", *(number(one[1]) if one else "" for one in after)])
+        rows.append(["after the final pass", *(number(one[1]) if one else "" for one in after)])
     return Table([x, *(one.name for one in series)], rows, note)
 
 
-def as_series(name: str, look: Style, curve: Sequence[CurvePoint], factor: float = 1.0) -> Series:
-    """A curve over seeds as a line with its band."""
+def as_series(name: str, line_style: Style, curve: Sequence[CurvePoint], factor: float = 1.0) -> Series:
+    """Convert a curve over seeds to a line with its band."""
     points = [(point.x, factor * point.mean) for point in curve]
     band = [(factor * point.low, factor * point.high) for point in curve]
-    return Series(name, look, points, band if any(low < high for low, high in band) else None)
+    return Series(name, line_style, points, band if any(low < high for low, high in band) else None)
 
 
 # -- accuracy ---------------------------------------------------------------------------------------------------------
-def accuracy_series(chapter: Chapter, looks: Looks) -> list[Series]:
-    """Accuracy by round, in percent; methods without an evaluation are left out."""
+def accuracy_series(chapter: Chapter, method_styles: MethodStyles) -> list[Series]:
+    """Accuracy by round, in percent; without methods that have no evaluation."""
     lines = []
     for method in chapter.methods:
-        line = as_series(method.name, looks[method.name], method.curve(lambda r: r["accuracy"]), 100)
-        after = method.after_survey()
+        line = as_series(method.name, method_styles[method.name], method.curve(lambda r: r["accuracy"]), 100)
+        after = method.after_final_pass()
         if line.points:
-            lines.append(
-                Series(line.name, line.style, line.points, line.band, (after[0], 100 * after[1]) if after else None)
-            )
+            lines.append(replace(line, after=(after[0], 100 * after[1]) if after else None))
     return lines
 
 
-def accuracy_figures(chapter: Chapter, looks: Looks) -> list[Figure]:
-    """Accuracy by round: all lines together and, where they are many, each in front of the others."""
-    series = accuracy_series(chapter, looks)
+def accuracy_figures(chapter: Chapter, method_styles: MethodStyles) -> list[Figure]:
+    """Accuracy by round: all lines together and, if there are many, each in front of the others."""
+    series = accuracy_series(chapter, method_styles)
     if not series:
         return []
     x, y = Axis("round", low=0, whole=True), Axis("test accuracy, %", low=0, high=_ceiling(series))
-    same = _same_lines(series)
-    survey = (
-        " A diamond is the accuracy after a step that follows the last round." if any(s.after for s in series) else ""
-    )
-    figures = [
-        line_figure(
-            "accuracy",
-            "Accuracy by round",
-            f"{band_words(chapter.methods)}{survey}{same}",
-            series,
-            x,
-            y,
-            unit=" %",
-            height=420,
-        )
-    ]
-    if len(series) > _MOST_LINES:
-        panels = [Panel(one.name, [one], [other for other in series if other is not one]) for one in series]
-        figures.append(
-            Figure(
-                "accuracy-each",
-                "Each method in front of the others",
-                "The same curves; grey ones are the other methods.",
-                "The curves of the chart above in small charts, one for each method.",
-                multiples(panels, x, y, WIDE),
-                multiples(panels, x, y, NARROW, panel_width=172),
-                hover=[hover_lines([one], x.label, " %") for one in series],
-            )
-        )
-    return figures
+    diamond = " A diamond marks the accuracy after the final pass." if any(one.after for one in series) else ""
+    caption = f"{band_note(chapter.methods)}{diamond}{_same_lines(series)}"
+    together = line_figure("accuracy", "Accuracy by round", caption, series, x, y, unit=" %", height=420)
+    if len(series) <= _MAX_LINES:
+        return [together]
+    panels = [Panel(one.name, [one], [other for other in series if other is not one]) for one in series]
+    each = Figure(
+        "accuracy-each", "Each method in front of the others",
+        "The same curves; grey ones are the other methods.",
+        "The curves of the chart above in small charts, one for each method.",
+        multiples(panels, x, y, WIDE), multiples(panels, x, y, NARROW, panel_width=172),
+        hover=[hover_lines([one], x.label, " %") for one in series],
+    )  # fmt: skip
+    return [together, each]
 
 
 def _same_lines(series: Sequence[Series]) -> str:
-    """Names lines that lie on top of each other."""
+    """Names of lines that coincide."""
     groups: dict[tuple[Any, ...], list[str]] = {}
     for one in series:
         groups.setdefault(tuple(one.points), []).append(one.name)
-    words = [f"{', '.join(names[:-1])} and {names[-1]}" for names in groups.values() if len(names) > 1]
-    return f" Equal in every round, so that one line covers the others: {'; '.join(words)}." if words else ""
+    equal = [f"{', '.join(names[:-1])} and {names[-1]}" for names in groups.values() if len(names) > 1]
+    return f" Equal in every round, so that one line covers the others: {'; '.join(equal)}." if equal else ""
 
 
 def _ceiling(series: Sequence[Series]) -> float:
     """A round percentage above every line."""
-    top = max(max(y for _, y in one.points) for one in series)
-    top = max(
-        [top, *(edge[1] for one in series for edge in one.band or ()), *(one.after[1] for one in series if one.after)]
-    )
-    return min(100.0, 10 * math.ceil(top / 10 + 1e-9))
+    return min(100.0, 10 * math.ceil(max(y_values(series)) / 10 + 1e-9))
 
 
 # -- costs ------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Progress:
-    """A run's evaluations with what had been spent by then."""
+    """An evaluation of a run with the costs up to then."""
 
     round: int
     best: float
@@ -182,9 +160,9 @@ class Progress:
     megabytes: float
 
 
-def progress(run: Run) -> list[Progress]:
-    """Best accuracy so far against costs so far, an entry for each evaluation."""
-    rounds = [record for record in run.metrics if "survey" not in record]
+def progress(run: RecordedRun) -> list[Progress]:
+    """Best accuracy and costs so far, an entry for each evaluation."""
+    rounds = [record for record in run.metrics if "final_pass" not in record]
     seconds = list(accumulate(float(record.get("train_seconds", 0)) for record in rounds))
     megabytes = list(accumulate((record.get("bytes_up", 0) + record.get("bytes_down", 0)) / 1e6 for record in rounds))
     best, entries = 0.0, []
@@ -195,44 +173,33 @@ def progress(run: Run) -> list[Progress]:
     return entries
 
 
-def cost_figures(chapter: Chapter, looks: Looks) -> list[Figure]:
+def cost_figures(chapter: Chapter, method_styles: MethodStyles) -> list[Figure]:
     """Best accuracy so far against seconds and against megabytes."""
     figures = []
-    kinds: list[tuple[str, str, Callable[[Progress], float]]] = [
-        ("seconds of training", "time", lambda entry: entry.seconds),
-        ("megabytes, both ways", "bytes", lambda entry: entry.megabytes),
-    ]
-    for words, name, cost in kinds:
+    for name, label, cost in (
+        ("accuracy-by-time", "seconds of training", "seconds"),
+        ("accuracy-by-bytes", "megabytes, both ways", "megabytes"),
+    ):
         series = []
         for method in chapter.methods:
             each = [{entry.round: entry for entry in progress(run)} for run in method.runs]
-            each = [one for one in each if one]
-            common = sorted(set.intersection(*(set(one) for one in each))) if each else []
+            seeds = [one for one in each if one]
             points = [
-                (statistics.fmean(cost(one[at]) for one in each), 100 * statistics.fmean(one[at].best for one in each))
-                for at in common
+                (fmean(getattr(one[at], cost) for one in seeds), 100 * fmean(one[at].best for one in seeds))
+                for at in common_rounds(each)
             ]
             if points:
-                series.append(Series(method.name, looks[method.name], points))
+                series.append(Series(method.name, method_styles[method.name], points))
         if series:
-            figures.append(
-                line_figure(
-                    f"accuracy-by-{name}",
-                    f"Best accuracy so far by {words}",
-                    "",
-                    series,
-                    Axis(words, low=0),
-                    Axis("best test accuracy so far, %", low=0, high=_ceiling(series)),
-                    unit=" %",
-                    half=True,
-                )
-            )
+            axes = Axis(label, low=0), Axis("best test accuracy so far, %", low=0, high=_ceiling(series))
+            title = f"Best accuracy so far by {label}"
+            figures.append(line_figure(name, title, "", series, *axes, unit=" %", half=True))
     return figures
 
 
 @dataclass(frozen=True)
 class Reach:
-    """What it took to reach an accuracy: means over the seeds that did."""
+    """Costs of reaching an accuracy: means over the seeds that reached it."""
 
     rounds: float
     seconds: float
@@ -241,23 +208,20 @@ class Reach:
     of: int
 
 
-def reach(method: Method, target: float) -> Reach | None:
-    """When an evaluation first gave at least the target (a share, not percent); None if it never did."""
+def reach(method: MethodRuns, target: float) -> Reach | None:
+    """Costs until the first evaluation with at least the target (a share, not percent); None if there is none."""
     first = [next((entry for entry in progress(run) if entry.best >= target), None) for run in method.runs]
-    there = [entry for entry in first if entry is not None]
-    if not there:
+    reached = [entry for entry in first if entry is not None]
+    if not reached:
         return None
-    return Reach(
-        statistics.fmean(entry.round for entry in there),
-        statistics.fmean(entry.seconds for entry in there),
-        statistics.fmean(entry.megabytes for entry in there),
-        len(there),
-        len(method.runs),
+    rounds, seconds, megabytes = (
+        fmean(getattr(entry, cost) for entry in reached) for cost in ("round", "seconds", "megabytes")
     )
+    return Reach(rounds, seconds, megabytes, len(reached), len(method.runs))
 
 
 def targets_of(chapter: Chapter, asked: Sequence[float]) -> list[float]:
-    """Accuracies in percent worth asking for: the given ones, or up to four round ones that some method reaches."""
+    """Target accuracies in percent: the given ones, or up to four round ones that some method reaches."""
     if asked:
         return sorted(set(asked))
     best = max((100 * r["accuracy"] for run in chapter.runs for r in run.evaluated), default=0.0)
@@ -274,9 +238,8 @@ def split_figure(split: Split) -> Figure:
     """Clients × classes."""
     numbers = split.numbers
     biggest = max((count for row in split.counts for count in row), default=1) or 1
-    by_class = [
-        [row[label] or None for row in split.counts] for label in range(len(split.classes))
-    ]  # a class a client lacks stays empty
+    # A class that a client lacks stays empty.
+    by_class = [[row[label] or None for row in split.counts] for label in range(len(split.classes))]
     heat = Heat(
         split.classes, [str(client) for client in split.shown], by_class, row_word="class", column_word="client",
         unit=" samples",
@@ -284,17 +247,7 @@ def split_figure(split: Split) -> Figure:
     cell = 22.0 if len(split.classes) <= 20 else max(4.0, 400 / len(split.classes))
 
     def draw(width: float) -> Any:
-        # The square root keeps small counts apart from none at all.
-        return heat_map(
-            heat,
-            width,
-            low=0,
-            high=biggest,
-            cell=cell,
-            share=lambda v: math.sqrt(v / biggest),
-            digits=None,
-            key="samples",
-        )
+        return heat_maps([heat], width, ColourScale(0, biggest, "samples", root=True), cell=cell)
 
     thinned = "" if len(split.shown) == split.clients else f" {len(split.shown)} of them are shown, evenly spaced."
     caption = (
@@ -318,8 +271,8 @@ def split_figure(split: Split) -> Figure:
 
 
 # -- classes and domains ----------------------------------------------------------------------------------------------
-def _last_values(method: Method, pick: Pick) -> list[float | None]:
-    """The last evaluation's list of values (after a survey, if there is one), mean over seeds."""
+def _last_values(method: MethodRuns, pick: Pick) -> list[float | None]:
+    """Values of the last evaluation (of the final pass, if there is one), mean over seeds."""
     lists = []
     for run in method.runs:
         records = [record for record in run.metrics if record.get("accuracy") is not None and pick(record)]
@@ -331,23 +284,23 @@ def _last_values(method: Method, pick: Pick) -> list[float | None]:
     means: list[float | None] = []
     for place in range(width):
         values = [v for one in lists if (v := one[place]) is not None]
-        means.append(100 * statistics.fmean(values) if values else None)
+        means.append(100 * fmean(values) if values else None)
     return means
 
 
 def class_figures(chapter: Chapter, names: Sequence[str]) -> list[Figure]:
-    """Accuracy by class: at the end for each method, and by round."""
+    """Accuracy by class: at the end and by round."""
 
     def pick(record: Mapping[str, Any]) -> Sequence[float | None] | None:
         return record.get("class_accuracy")
 
     count = max((len(pick(r) or []) for run in chapter.runs for r in run.evaluated), default=0)
     labels = list(names) if len(names) == count else [str(label) for label in range(count)]
-    return _kinds_figures(chapter, pick, labels, "class")
+    return _category_figures(chapter, pick, labels, "class")
 
 
 def domain_figures(chapter: Chapter) -> list[Figure]:
-    """Accuracy by domain, where there are several."""
+    """Accuracy by domain, if there are several."""
     found = [r["domain_accuracy"] for run in chapter.runs for r in run.evaluated if r.get("domain_accuracy")]
     names = list(dict.fromkeys(name for one in found for name in one))
     if len(names) < 2:
@@ -357,22 +310,22 @@ def domain_figures(chapter: Chapter) -> list[Figure]:
         by_domain = record.get("domain_accuracy")
         return [by_domain.get(name) for name in names] if by_domain else None
 
-    return _kinds_figures(chapter, pick, names, "domain")
+    return _category_figures(chapter, pick, names, "domain")
 
 
-def _kinds_figures(chapter: Chapter, pick: Pick, labels: list[str], word: str) -> list[Figure]:
+def _category_figures(chapter: Chapter, pick: Pick, labels: list[str], word: str) -> list[Figure]:
     values = {method.name: _last_values(method, pick) for method in chapter.methods}
     values = {name: row for name, row in values.items() if row}
     if not values or len(labels) < 2:
         return []
+    scale = ColourScale(0, 100, "accuracy, %")
     heat = Heat(list(values), labels, list(values.values()), row_word="method", column_word=word, unit=" %")
     rows = [[name, *(number(v, 1) for v in row)] for name, row in values.items()]
     end = Figure(
         f"{word}-accuracy", f"Accuracy by {word} at the end",
         f"Percent of each {word}'s test samples, at the last evaluation; means over seeds.",
         f"A heat map of test accuracy by method and {word}; the table below it has the numbers.",
-        heat_map(heat, WIDE, low=0, high=100, cell=26, key="accuracy, %"),
-        heat_map(heat, NARROW, low=0, high=100, cell=26, key="accuracy, %"),
+        heat_maps([heat], WIDE, scale, cell=26, digits=0), heat_maps([heat], NARROW, scale, cell=26, digits=0),
         hover=[heat.hover()], table=Table(["method", *labels], rows),
     )  # fmt: skip
     heats = [one for method in chapter.methods if (one := _by_round(method, pick, labels, word)) is not None]
@@ -381,16 +334,15 @@ def _kinds_figures(chapter: Chapter, pick: Pick, labels: list[str], word: str) -
     cell = 13.0 if len(labels) <= 12 else max(2.0, 160 / len(labels))
     by_round = Figure(
         f"{word}-accuracy-by-round", f"Accuracy by {word} and round",
-        f"A row is a {word}; stripes mean that rounds undo each other's work. First seed of each method.",
+        f"A row is a {word}; vertical stripes mean that rounds undo each other's progress. First seed of each method.",
         f"For each method a heat map of accuracy by {word} and round.",
-        heat_maps(heats, WIDE, low=0, high=100, cell=cell, key="accuracy, %"),
-        heat_maps(heats, NARROW, low=0, high=100, cell=cell, key="accuracy, %"),
+        heat_maps(heats, WIDE, scale, cell=cell), heat_maps(heats, NARROW, scale, cell=cell),
         hover=[one.hover() for one in heats],
     )  # fmt: skip
     return [end, by_round]
 
 
-def _by_round(method: Method, pick: Pick, labels: list[str], word: str) -> Heat | None:
+def _by_round(method: MethodRuns, pick: Pick, labels: list[str], word: str) -> Heat | None:
     records = [record for record in method.runs[0].evaluated if pick(record)]
     if len(records) < 2:
         return None

@@ -6,7 +6,7 @@
   function get(where, key) { try { return where && where.getItem(key); } catch (error) { return null; } }
   function put(where, key, value) { try { if (where) where.setItem(key, value); } catch (error) { /* private mode */ } }
 
-  // -- light, dark, or as the system has it
+  // -- theme: light, dark, or that of the system
   var themes = ["system", "light", "dark"], button = document.getElementById("theme");
   function show(theme) {
     if (theme === "light" || theme === "dark") root.setAttribute("data-theme", theme);
@@ -20,7 +20,7 @@
     show(next);
   });
 
-  // -- a page that is written again and again stays where the reader is
+  // -- keep scroll position and open tables across reloads
   var here = "fedfa-place " + location.pathname;
   if (root.hasAttribute("data-live")) window.addEventListener("pagehide", function () {
     var open = [].map.call(document.querySelectorAll("details[open]"), function (one) { return one.id; });
@@ -34,7 +34,7 @@
       before.open.forEach(function (id) { var one = document.getElementById(id); if (one) one.open = true; });
       if ("scrollRestoration" in history) history.scrollRestoration = "manual";
       window.scrollTo(0, before.y);
-    } catch (error) { /* an older page's note */ }
+    } catch (error) { /* state of an older page */ }
   }
 
   // -- values under the pointer
@@ -167,7 +167,7 @@
     });
   }
 
-  // -- tables that sort
+  // -- sortable tables
   [].forEach.call(document.querySelectorAll("table.sorts"), function (table) {
     var heads = table.tHead.rows[table.tHead.rows.length - 1].cells;
     [].forEach.call(heads, function (head, column) {

@@ -1,4 +1,4 @@
-"""The page: one HTML file that needs nothing from outside, with a chapter for each group of runs."""
+"""The page: one self-contained HTML file with a chapter for each group of runs."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ import time
 from collections.abc import Callable, Sequence
 from html import escape
 from importlib import resources
+from itertools import groupby
 from pathlib import Path
 
 import fedfa
+from fedfa.experiment.recorded_runs import Problem, RecordedRun
 from fedfa.report.html import tables
-from fedfa.report.html.chapters import Chapter, partition_words
 from fedfa.report.html.chart import Figure
 from fedfa.report.html.commands import watching
+from fedfa.report.html.data_split import Split, Splits
+from fedfa.report.html.diagnostics_figures import diagnostics_figures
 from fedfa.report.html.drawing import FONT, inline_svg
 from fedfa.report.html.figures import (
-    Looks,
+    MethodStyles,
     accuracy_figures,
     class_figures,
     cost_figures,
@@ -26,32 +29,30 @@ from fedfa.report.html.figures import (
     split_figure,
     targets_of,
 )  # fmt: skip
-from fedfa.report.html.insight_figures import insight_figures
+from fedfa.report.html.grouping import Chapter, partition_text
 from fedfa.report.html.palette import css
-from fedfa.report.html.reading import Problem, Run
-from fedfa.report.html.split import Split, Splits
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-"""The browser itself refuses whatever would go over a network."""
+"""Makes the browser refuse all network access."""
 
 
 class Page:
-    """Puts a page together; ``figures`` holds those on it by the name of their files.
+    """Builds a page; ``html`` is its text, ``figures`` its figures by file name.
 
     Args:
-        chapters: What is on it.
-        looks: The look of each method, by name.
+        chapters: The chapters.
+        method_styles: Style of each method, by name.
         problems: What could not be read.
-        splits: Makes the splits of data.
-        targets: Accuracies in percent for the table of costs; none: round ones.
-        refresh: Seconds after which the page loads itself again; None for never.
-        command: What made the page.
+        splits: Computes the splits of the data.
+        targets: Accuracies in percent for the table of costs; empty for round ones.
+        refresh: Seconds after which the page reloads itself; None for never.
+        command: The command that writes the page.
     """
 
     def __init__(
         self,
         chapters: Sequence[Chapter],
-        looks: Looks,
+        method_styles: MethodStyles,
         problems: Sequence[Problem],
         splits: Splits,
         *,
@@ -59,14 +60,13 @@ class Page:
         refresh: int | None = None,
         command: str = "",
     ) -> None:
-        self.chapters, self.looks, self.problems, self.splits = chapters, looks, list(problems), splits
+        self.chapters, self.method_styles, self.problems, self.splits = chapters, method_styles, list(problems), splits
         self.targets, self.refresh, self.command = targets, refresh, command
         self.figures: dict[str, Figure] = {}
         self._prefix = ""
         bodies = [self._chapter(chapter, place) for place, chapter in enumerate(chapters)]
         self.html = self._document(bodies)
 
-    # -- the whole --------------------------------------------------------------------------------------------
     def _document(self, bodies: Sequence[str]) -> str:
         files = resources.files("fedfa.report.html")
         style, script = (files.joinpath(f"page.{kind}").read_text("utf-8") for kind in ("css", "js"))
@@ -86,7 +86,7 @@ class Page:
 
     def _top(self, title: str) -> str:
         runs = [run for chapter in self.chapters for run in chapter.runs]
-        live = f"; loads itself again every {self.refresh} s" if self.refresh is not None else ""
+        live = f"; reloads every {self.refresh} s" if self.refresh is not None else ""
         contents = ""
         if len(self.chapters) > 1:
             links = "".join(f'<li><a href="#c{n}">{escape(c.title)}</a></li>' for n, c in enumerate(self.chapters))
@@ -97,28 +97,28 @@ class Page:
             f'{contents}</div><button type="button" id="theme" hidden>Colours</button></header>'
         )
 
-    def _stale(self, runs: Sequence[Run]) -> str:
-        """That the page will fall behind its runs, and what to do about it."""
+    def _stale(self, runs: Sequence[RecordedRun]) -> str:
+        """A hint how to keep the page up to date while runs continue."""
         if self.refresh is not None or (runs and all(run.finished for run in runs)):
             return ""
-        command = watching(self.command or "fedfa report FOLDER")
+        command = watching(self.command or "fedfa report DIRECTORY")
         return (
-            '<p class="quiet">This page does not change by itself. While the training goes on, '
+            '<p class="quiet">This page does not update itself. While runs continue, '
             f"<code>{escape(command)}</code> keeps it up to date.</p>"
         )
 
     def _notes(self) -> str:
-        """What is not shown, and why."""
+        """What is missing from the page, and why."""
         if not self.problems:
             return ""
-        items = "".join(f"<li><code>{escape(str(p.path))}</code>: {escape(p.words)}</li>" for p in self.problems)
-        return f'<div class="box notes" role="note"><h4>Not shown, or not whole</h4><ul>{items}</ul></div>'
+        items = "".join(f"<li><code>{escape(str(p.path))}</code>: {escape(p.message)}</li>" for p in self.problems)
+        return f'<div class="box notes" role="note"><h4>Missing or incomplete</h4><ul>{items}</ul></div>'
 
     def _foot(self) -> str:
         made = f" by <code>{escape(self.command)}</code>" if self.command else ""
         return (
             f"<footer><p>Made{made} with fedfa {escape(fedfa.__version__)}, Python {platform.python_version()}. "
-            "Accuracies are of the global model on the test set unless a method keeps tensors with its clients."
+            "Accuracies are of the global model on the test set unless a method keeps parameters in its clients."
             "</p></footer>"
         )
 
@@ -128,56 +128,54 @@ class Page:
         identity = f"c{place}"
         split = self.splits.of(chapter.runs[0])
         classes = split.classes if isinstance(split, Split) else ()
-        looks = self.looks
+        method_styles = self.method_styles
         sections: dict[str, Callable[[], str]] = {
-            "Accuracy": lambda: self._figures(accuracy_figures(chapter, looks)) + tables.results(chapter, looks),
+            "Accuracy": lambda: (
+                self._figures(accuracy_figures(chapter, method_styles)) + tables.results(chapter, method_styles)
+            ),
             "Time and bytes": lambda: self._costs(chapter),
             "Data": lambda: self._split(split),
             "Classes": lambda: self._figures(class_figures(chapter, classes)),
             "Domains": lambda: self._figures(domain_figures(chapter)),
-            "Inside training": lambda: self._figures(insight_figures(chapter, looks, classes, self.problems)),
-            "Settings": lambda: f'<div class="box">{tables.settings(chapter, identity)}</div>',
+            "Diagnostics": lambda: self._figures(diagnostics_figures(chapter, method_styles, classes, self.problems)),
+            "Configuration": lambda: f'<div class="box">{tables.configs(chapter, identity)}</div>',
             "Commands and versions": lambda: (
                 f'<div class="box">{tables.commands(chapter)}{tables.versions(chapter)}</div>'
             ),
         }
         body = "".join(self._section(chapter, name, make) for name, make in sections.items())
         heading = f'<h2 class="chapter" id="{identity}">{escape(chapter.title)}</h2>' if len(self.chapters) > 1 else ""
-        where = f" Records in <code>{escape(chapter.place)}</code>." if chapter.place else ""
-        lead = f"<p class='lead'>{escape(_setting_words(chapter))}{where}</p>"
-        return f"<section>{heading}{lead}{_going(chapter.runs)}{body}</section>"
+        where = f" Records in <code>{escape(chapter.group)}</code>." if chapter.group else ""
+        lead = f"<p class='lead'>{escape(_setting_text(chapter))}{where}</p>"
+        return f"<section>{heading}{lead}{_unfinished(chapter.runs)}{body}</section>"
 
     def _section(self, chapter: Chapter, name: str, make: Callable[[], str]) -> str:
-        """A section, or a note: one record that is not as it should be must not take the whole page away."""
+        """A section, or a note: one malformed record must not prevent the whole page."""
         try:
             inner = make()
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            where = Path(chapter.place or chapter.runs[0].folder)
+            where = Path(chapter.group or chapter.runs[0].path)
             self.problems.append(Problem(where, f"{name} cannot be shown: {type(error).__name__}: {error}"))
             return ""
         return f"<h3>{name}</h3>{inner}" if inner else ""
 
     def _costs(self, chapter: Chapter) -> str:
-        table = tables.reaching(chapter, self.looks, targets_of(chapter, self.targets))
-        return table + self._figures(cost_figures(chapter, self.looks)) if table else ""
+        table = tables.reaching(chapter, self.method_styles, targets_of(chapter, self.targets))
+        return table + self._figures(cost_figures(chapter, self.method_styles)) if table else ""
 
     def _split(self, split: Split | str) -> str:
         if isinstance(split, str):
-            return f'<p class="quiet">No picture of the split: {escape(split)}.</p>'
+            return f'<p class="quiet">The split cannot be shown: {escape(split)}.</p>'
         return self._figures([split_figure(split)])
 
     # -- figures ----------------------------------------------------------------------------------------------
     def _figures(self, figures: Sequence[Figure]) -> str:
-        """Figures below each other, half ones side by side."""
-        parts: list[str] = []
-        halves: list[str] = []
-        for figure in figures:
-            if figure.half:
-                halves.append(self._figure(figure))
-                continue
-            parts += [_side_by_side(halves), self._figure(figure)]
-            halves = []
-        return "".join([*parts, _side_by_side(halves)])
+        """Figures below each other, those of half width side by side."""
+        html = ""
+        for half, group in groupby(figures, key=lambda figure: figure.half):
+            inner = "".join(map(self._figure, group))
+            html += f'<div class="halves">{inner}</div>' if half else inner
+        return html
 
     def _figure(self, figure: Figure) -> str:
         label = f"f{len(self.figures)}"
@@ -203,53 +201,49 @@ class Page:
 _NOTHING = '<p class="lead">No run could be read yet.</p>'
 
 
-def _state(runs: Sequence[Run]) -> str:
-    """How many runs there are, and whether they are whole."""
-    going = sum(not run.finished for run in runs)
+def _state(runs: Sequence[RecordedRun]) -> str:
+    """How many runs there are, and how many are not finished."""
+    open_runs = sum(not run.finished for run in runs)
     if not runs:
         return "No run yet"
     if len(runs) == 1:
-        return "1 run, not finished" if going else "1 run, finished"
-    return f"{len(runs)} runs, {going} not finished" if going else f"{len(runs)} runs, all finished"
+        return "1 run, not finished" if open_runs else "1 run, finished"
+    return f"{len(runs)} runs, {open_runs} not finished" if open_runs else f"{len(runs)} runs, all finished"
 
 
 def _clock(seconds: float) -> str:
-    """A time since 1970 as a date: true whenever the page is read, which "a minute ago" is not."""
+    """Format a time as a date, which stays true whenever the page is read."""
     return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(seconds))
 
 
-def _side_by_side(halves: Sequence[str]) -> str:
-    return f'<div class="halves">{"".join(halves)}</div>' if halves else ""
-
-
-def _setting_words(chapter: Chapter) -> str:
+def _setting_text(chapter: Chapter) -> str:
     """What all runs of a chapter have in common, in a sentence."""
-    common, _ = chapter.settings()
-    config = chapter.config
+    common, _ = chapter.configs()
+    config = chapter.runs[0].config
     data = config.get("data", {})
     clients = f" over {data['clients']} clients" if data.get("clients") else ""
-    words = [f"{data.get('name', '?')}, split by {partition_words(data.get('partition')) or '?'}{clients}"]
-    words.append(f"network {config.get('model', {}).get('name', '?')}")
+    texts = [f"{data.get('name', '?')}, split by {partition_text(data.get('partition')) or '?'}{clients}"]
+    texts.append(f"network {config.get('model', {}).get('name', '?')}")
     for key, text in (
         ("rounds", "{} round{s}"), ("cohort.clients", "{} client{s} a round"),
         ("cohort.rate", "{:.0%} of the clients a round"),
         ("local.epochs", "{} local epoch{s}"), ("local.batch_size", "batches of {}"), ("local.lr", "learning rate {}"),
     ):  # fmt: skip
         if common.get(key) is not None and not (key == "cohort.rate" and common.get("cohort.clients")):
-            words.append(text.format(common[key], s="" if common[key] == 1 else "s"))
+            texts.append(text.format(common[key], s="" if common[key] == 1 else "s"))
     seeds = sorted({run.seed for run in chapter.runs})
-    words.append(f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}")
-    return "; ".join(words) + "."
+    texts.append(f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}")
+    return "; ".join(texts) + "."
 
 
-def _going(runs: Sequence[Run]) -> str:
-    """How far runs are that have not finished."""
+def _unfinished(runs: Sequence[RecordedRun]) -> str:
+    """Progress of unfinished runs."""
     rows = []
     for run in runs:
         if not run.finished:
             rows.append(
-                f'<span>{escape(run.folder.name)}</span><progress max="{max(run.rounds, 1)}" value="{run.done}" '
-                f'aria-label="{escape(run.folder.name)}"></progress><span>{run.done} of {run.rounds} rounds, '
+                f'<span>{escape(run.path.name)}</span><progress max="{max(run.rounds, 1)}" value="{run.done}" '
+                f'aria-label="{escape(run.path.name)}"></progress><span>{run.done} of {run.rounds} rounds, '
                 f"last record {_clock(run.changed)}</span>"
             )
     return f'<div class="box"><h4>Not finished</h4><div class="going">{"".join(rows)}</div></div>' if rows else ""

@@ -1,4 +1,4 @@
-"""Colours by role. Drawings name roles; a page gives them values for light and dark, a file the light ones."""
+"""Colours by role, for the light and the dark theme; files use the light one."""
 
 from __future__ import annotations
 
@@ -27,36 +27,35 @@ DARK: Mapping[str, str] = {
     "d5": "#29496a", "d6": "#33699c", "d7": "#5797cc", "d8": "#a5cdf0",
 }  # fmt: skip
 """``s``: series. Any two differ by at least 20 in CIELAB for full colour vision and for the three forms of colour
-blindness, and each stands out from the surface by 3 to 1. ``q``: one way, little to much. ``d``: two ways around
-nothing."""
+blindness, and each has a contrast of at least 3:1 to the surface. ``q``: sequential scale. ``d``: diverging scale."""
 
 SERIES = 8
-"""Colours of series; further series take the same ones with another dash."""
+"""Number of series colours; further series repeat them with another dash."""
 STEPS = 9
-"""Steps of the scales ``q`` and ``d``."""
+"""Number of steps of the scales ``q`` and ``d``."""
 _DASHES: tuple[tuple[float, ...], ...] = ((), (7, 3), (2, 2.5), (9, 3, 2, 3))
 
 
 @dataclass(frozen=True)
 class Style:
-    """How a series looks, the same in every chart of a page."""
+    """Colour and dash of a series, the same in every chart of a page."""
 
     colour: str
     dash: tuple[float, ...] = ()
 
 
 def style(number: int) -> Style:
-    """The look of the series with a number; the first 32 all differ."""
+    """Style of the series with a number; the first 32 all differ."""
     return Style(f"s{number % SERIES}", _DASHES[number // SERIES % len(_DASHES)])
 
 
 def styles(names: Iterable[str]) -> dict[str, Style]:
-    """A look for each name, the same for the same names: FedFA has the first, FedAvg the second, on every page.
+    """A style for each name: FedFA always has the first, FedAvg the second, the others follow in alphabetical order.
 
-    Of several that begin so (``fedfa-plus``), the first by the alphabet has it; the others follow by the alphabet.
+    Of several names that begin so (``fedfa-plus``), the alphabetically first has it.
 
     Example:
-        >>> [(name, look.colour) for name, look in styles(["scaffold", "fedavg", "moon"]).items()]
+        >>> [(name, style.colour) for name, style in styles(["scaffold", "fedavg", "moon"]).items()]
         [('fedavg', 's1'), ('moon', 's2'), ('scaffold', 's3')]
     """
     ordered = sorted(set(names))
@@ -71,7 +70,7 @@ def styles(names: Iterable[str]) -> dict[str, Style]:
 
 
 def step_role(scale: str, share: float) -> str:
-    """The colour of a scale for a share between 0 and 1.
+    """Colour role on a scale for a share between 0 and 1.
 
     Example:
         >>> step_role("q", 0.0), step_role("q", 0.5), step_role("d", 1.0)
@@ -81,7 +80,7 @@ def step_role(scale: str, share: float) -> str:
 
 
 def css() -> str:
-    """The roles as CSS variables, for light, dark, the reader's choice, and always light on paper."""
+    """The roles as CSS variables: theme of the system or of the reader's choice on screen, light in print."""
 
     def block(colours: Mapping[str, str]) -> str:
         return "".join(f"--{role}:{value};" for role, value in colours.items())

@@ -1,4 +1,4 @@
-"""From run folders to files: the page, and its figures as SVG and PNG."""
+"""Write the report: the page, and its figures as SVG and PNG files."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedfa.errors import FedfaError, RunError
-from fedfa.report.html.chapters import chapters_of
+from fedfa.experiment.files import write_atomically
+from fedfa.experiment.recorded_runs import FoundRuns, Problem, RecordedRun, find_runs
+from fedfa.report.html.data_split import Splits
 from fedfa.report.html.drawing import file_png, file_svg
+from fedfa.report.html.grouping import chapters_of
 from fedfa.report.html.page import Page
 from fedfa.report.html.palette import styles
-from fedfa.report.html.reading import Findings, Problem, Run, find_runs
-from fedfa.report.html.split import Splits
-from fedfa.studies.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -25,23 +25,22 @@ class Report:
     figures: tuple[Path, ...]
     problems: tuple[Problem, ...]
     runs: int
-    going: int
-    """Runs that are not finished."""
+    unfinished: int
 
 
 @dataclass
 class Reporter:
-    """Writes the report of some folders, once or again and again.
+    """Writes the report of some runs, once or repeatedly.
 
     Args:
-        paths: Run folders, or folders of them.
+        paths: Run directories, or directories that hold some.
         out: The HTML file.
-        targets: Accuracies in percent for the table of costs; none: round ones.
-        figures: Also write the figures as files, into ``NAME-figures/`` beside the page.
-        command: Named on the page as what made it.
+        targets: Accuracies in percent for the table of costs; empty for round ones.
+        figures: Also write the figures as files, to ``NAME-figures/`` beside the page.
+        command: The command that writes the page, shown on it.
 
     Example:
-        >>> Reporter([Path("runs/a")], Path("report.html")).figure_folder.as_posix()
+        >>> Reporter([Path("runs/a")], Path("report.html")).figure_directory.as_posix()
         'report-figures'
     """
 
@@ -55,12 +54,12 @@ class Reporter:
         self._splits = Splits()
 
     @property
-    def figure_folder(self) -> Path:
-        """Where the figures go."""
+    def figure_directory(self) -> Path:
+        """Directory of the figures."""
         return self.out.with_name(f"{self.out.stem}-figures")
 
-    def runs(self) -> list[Run]:
-        """The runs as they are now."""
+    def runs(self) -> list[RecordedRun]:
+        """The runs in their current state."""
         return find_runs(self.paths).runs
 
     def write(self) -> Report:
@@ -69,80 +68,101 @@ class Reporter:
         Raises:
             FedfaError: A path does not exist, no run can be read, or the page cannot be written.
         """
-        found = find_runs(self.paths)
+        found = self._read()
         if not found.runs:
-            reasons = "; ".join(f"{problem.path} {problem.words}" for problem in found.problems)
+            reasons = "; ".join(f"{problem.path} {problem.message}" for problem in found.problems)
             raise RunError(f"no run to report: {reasons}")
-        page = self._page(found, None)
-        self._put(page)
-        files = self._figure_files(page) if self.figures else ()
-        return _report(self.out, files, page, found)
+        return self._write(found, figures=self.figures)
 
-    def watch(self, every: int, told: Callable[[Report], None], *, limit: float | None = None) -> Report:
-        """Write the page again whenever a record has changed, until all runs are finished; then figures too.
+    def watch(self, every: int, on_write: Callable[[Report], None], *, limit: float | None = None) -> Report:
+        """Write the page again whenever a record changes, until all runs are finished; then write the figures too.
 
-        However it ends, the last page that is written does not load itself again.
+        However it ends, the last page does not reload itself.
 
         Args:
-            every: Seconds between looks.
-            told: Called after each writing.
-            limit: Stop after so many seconds; left out, when all runs are finished.
+            every: Seconds between checks.
+            on_write: Called after each write.
+            limit: Stop after this many seconds. Default: when all runs are finished.
         """
         began, before = time.monotonic(), None
         try:
             while True:
-                found = find_runs(self.paths, wait=True)
+                found = self._read(wait=True)
                 if found.runs and all(run.finished for run in found.runs):
                     return self.write()
-                now = [(run.folder, run.changed, run.done) for run in found.runs], found.problems
+                now = [(run.path, run.changed, run.done) for run in found.runs], found.problems
                 if now != before:
                     before = now
-                    page = self._page(found, every)
-                    self._put(page)
-                    told(_report(self.out, (), page, found))
+                    on_write(self._write(found, refresh=every))
                 if limit is not None and time.monotonic() - began >= limit:
                     break
                 time.sleep(every if limit is None else max(0.0, min(every, began + limit - time.monotonic())))
         except BaseException:
-            self._put(self._page(find_runs(self.paths, wait=True), None))
+            self._write(self._read(wait=True))
             raise
-        found = find_runs(self.paths, wait=True)
-        page = self._page(found, None)
-        self._put(page)
-        return _report(self.out, (), page, found)
+        return self._write(self._read(wait=True))
 
-    def _page(self, found: Findings, refresh: int | None) -> Page:
+    def _read(self, *, wait: bool = False) -> FoundRuns:
+        """Find the runs and add notes; with ``wait``, a path that does not exist yet is a note instead of an error."""
+        absent = [path for path in self.paths if not path.is_dir()]
+        if absent and not wait:
+            raise RunError(f"{absent[0]}: no such directory; name run directories, or directories that hold some")
+        found = find_runs(self.paths)
+        directories = [run.path for run in found.runs] + [problem.path for problem in found.problems]
+        for path in self.paths:
+            if path in absent:
+                found.problems.append(Problem(path, "does not exist yet"))
+            elif not any(directory.resolve().is_relative_to(path.resolve()) for directory in directories):
+                found.problems.append(Problem(path, "holds no run directory"))
+        found.problems += [Problem(run.path, note) for run in found.runs for note in _notes(run)]
+        return found
+
+    def _write(self, found: FoundRuns, *, refresh: int | None = None, figures: bool = False) -> Report:
         chapters = chapters_of(found.runs)
-        looks = styles(method.name for chapter in chapters for method in chapter.methods)
-        return Page(
-            chapters, looks, found.problems, self._splits, targets=self.targets, refresh=refresh, command=self.command
+        method_styles = styles(method.name for chapter in chapters for method in chapter.methods)
+        page = Page(
+            chapters,
+            method_styles,
+            found.problems,
+            self._splits,
+            targets=self.targets,
+            refresh=refresh,
+            command=self.command,
         )
-
-    def _put(self, page: Page) -> None:
         try:
             self.out.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self.out, page.html)
         except OSError as error:
-            raise RunError(f"cannot write {self.out}: {error.strerror}; choose another place with --out") from None
+            raise RunError(f"cannot write {self.out}: {error.strerror}; choose another file with --out") from None
+        files = self._write_figures(page) if figures else ()
+        unfinished = sum(not run.finished for run in found.runs)
+        return Report(self.out, files, tuple(page.problems), len(found.runs), unfinished)
 
-    def _figure_files(self, page: Page) -> tuple[Path, ...]:
+    def _write_figures(self, page: Page) -> tuple[Path, ...]:
         written: list[Path] = []
-        self.figure_folder.mkdir(parents=True, exist_ok=True)
-        pixels = True
+        self.figure_directory.mkdir(parents=True, exist_ok=True)
+        png = True
         for name, figure in page.figures.items():
-            svg = self.figure_folder / f"{name}.svg"
+            svg = self.figure_directory / f"{name}.svg"
             write_atomically(svg, file_svg(figure.wide, figure.title, figure.alt))
             written.append(svg)
-            if pixels:
+            if png:
                 try:
                     write_atomically(svg.with_suffix(".png"), file_png(figure.wide))
                     written.append(svg.with_suffix(".png"))
-                except FedfaError as error:  # no matplotlib: the page and the SVG files stand without it
-                    page.problems.append(Problem(self.figure_folder, str(error)))
-                    pixels = False
+                except FedfaError as error:  # matplotlib is missing; page and SVG files do not need it
+                    page.problems.append(Problem(self.figure_directory, str(error)))
+                    png = False
         return tuple(written)
 
 
-def _report(out: Path, files: tuple[Path, ...], page: Page, found: Findings) -> Report:
-    going = sum(not run.finished for run in found.runs)
-    return Report(out, files, tuple(page.problems), len(found.runs), going)
+def _notes(run: RecordedRun) -> list[str]:
+    """What is missing from the record of a run."""
+    notes = []
+    if run.summary_error:
+        notes.append(f"summary.json cannot be read ({run.summary_error}); shown as not finished")
+    if run.finished and not run.metrics:
+        notes.append("has a summary.json but no rounds in metrics.jsonl; shown without curves")
+    if run.diagnostics_error:
+        notes.append(f"diagnostics.jsonl cannot be read ({run.diagnostics_error}); shown without it")
+    return notes

@@ -1,0 +1,174 @@
+"""Definition of a data set: how to read it, where to get it, and how to verify it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from fedfa.data.file_finder import FileFinder, FilesNotFoundError, LoadOther
+from fedfa.data.formats.untrusted_files import check_md5
+from fedfa.data.raw import RawDataSet
+from fedfa.errors import DataError
+
+#: Called with ``(what, done, total)`` during downloads; the total may be unknown.
+Progress = Callable[[str, int, int | None], None]
+#: Reads the data set's files in a folder.
+ReadFolder = Callable[[Path], RawDataSet]
+
+
+def no_progress(what: str, done: int, total: int | None) -> None:
+    """Ignore progress reports."""
+
+
+@dataclass(frozen=True)
+class Edition:
+    """A content that is accepted as the data set.
+
+    Attributes:
+        name: E.g. ``"complete"`` or ``"subset"``.
+        train: Number of training samples; 0 accepts any number.
+        test: Number of test samples.
+        class_counts: Training samples per class, where known.
+        digests: SHA-256 of the arrays, where known. Otherwise the published MD5s of the files are checked, if there
+            are any, and counts and class balance.
+    """
+
+    name: str
+    train: int = 0
+    test: int = 0
+    class_counts: tuple[int, ...] | None = None
+    digests: Mapping[str, str] = field(default_factory=dict)
+
+    def fits(self, raw: RawDataSet) -> bool:
+        """Whether the number of samples is this edition's."""
+        return not self.train or (self.train, self.test) == (len(raw.train.inputs), len(raw.test.inputs))
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads one of the file formats that a data set comes in.
+
+    Attributes:
+        files: The files it needs, for messages.
+        read: Reads them, or raises :class:`FilesNotFoundError`.
+    """
+
+    files: str
+    read: Callable[[FileFinder], RawDataSet]
+
+
+class Unavailable(Exception):  # noqa: N818 - a finding that the search reports, not an error of its own
+    """A provider cannot deliver here and now; the message states why."""
+
+
+class Provider(Protocol):
+    """A network source of a data set; ``kind`` is its short name."""
+
+    kind: ClassVar[str]
+
+    @property
+    def label(self) -> str:
+        """Name of the source in messages."""
+
+    def obtain(self, workspace: Path, read: ReadFolder, progress: Progress) -> RawDataSet:
+        """Download into a temporary folder and read it, or raise :class:`Unavailable`."""
+
+
+@dataclass(frozen=True)
+class DataSetDefinition:
+    """A data set that can be loaded by name.
+
+    Attributes:
+        name: That name.
+        title: One line about it.
+        classes: Names of its classes.
+        shape: Height, width and channels of an image.
+        homepage: Address of its description.
+        terms: Licence or terms of use.
+        editions: Contents that are accepted; empty accepts any.
+        readers: Readers of its file formats.
+        providers: Network sources, in order.
+        make: Generates the set, where it is not read from files.
+        made_of: What it is generated from.
+        folders: Names of sub-folders that hold its files.
+        domains: Names of its domains.
+    """
+
+    name: str
+    title: str
+    classes: tuple[str, ...]
+    shape: tuple[int, int, int]
+    homepage: str
+    terms: str
+    editions: tuple[Edition, ...] = ()
+    readers: tuple[Reader, ...] = ()
+    providers: tuple[Provider, ...] = ()
+    make: Callable[[LoadOther], RawDataSet] | None = None
+    made_of: str = ""
+    folders: tuple[str, ...] = ()
+    domains: tuple[str, ...] = ()
+
+    def read(self, folder: Path, load: LoadOther) -> RawDataSet:
+        """Read the set from a folder with the first reader whose files are there.
+
+        Raises:
+            FilesNotFoundError: No reader found its files.
+            DataError: Files are damaged.
+        """
+        finder = FileFinder(folder, (self.name, *self.folders), load)
+        missing = []
+        for reader in self.readers:
+            try:
+                return reader.read(finder)
+            except FilesNotFoundError as error:
+                missing.append(str(error))
+        raise FilesNotFoundError("; ".join(missing))
+
+    def verify(self, raw: RawDataSet) -> Edition | None:
+        """Check the content against the known editions.
+
+        Returns:
+            The edition, or None for a set without editions.
+
+        Raises:
+            DataError: It is none of them; the message names the file.
+        """
+        raw.check_shapes(len(self.classes))
+        for array, values in (("train.inputs", raw.train.inputs), ("test.inputs", raw.test.inputs)):
+            if values.shape[1:] != self.shape:
+                raise DataError(
+                    f"{raw.file_of(array)}: images of shape {list(values.shape[1:])}, "
+                    f"but {self.name} has {list(self.shape)}"
+                )
+        if not self.editions:
+            return None
+        possible = [edition for edition in self.editions if raw.claims in (None, edition.name)]
+        edition = next((edition for edition in possible if edition.fits(raw)), None)
+        if edition is None:
+            expected = " or ".join(f"{known.train:,} + {known.test:,} ({known.name})" for known in possible)
+            raise DataError(
+                f"{self.name}: {raw.file_of('train.inputs')} and {raw.file_of('test.inputs')} hold "
+                f"{len(raw.train.inputs):,} training + {len(raw.test.inputs):,} test samples; known: {expected}"
+            )
+        if not edition.digests:
+            for path, md5 in raw.published_md5.items():
+                check_md5(path, md5)
+        digests = raw.digests() if edition.digests else {}
+        wrong = [array for array, expected in edition.digests.items() if digests.get(array) != expected]
+        if wrong:
+            named = ", ".join(dict.fromkeys(raw.file_of(array) for array in wrong))
+            raise DataError(
+                f"{self.name}: the content of {named} is not the known one (checksum of {', '.join(wrong)} differs): "
+                "the file is damaged, tampered with or of another data set"
+            )
+        counts = tuple(np.bincount(raw.train.labels, minlength=len(self.classes)).tolist())
+        if edition.class_counts not in (None, counts):
+            raise DataError(
+                f"{self.name}: {raw.file_of('train.labels')} has {counts} samples per class; "
+                f"known are {edition.class_counts}"
+            )
+        return edition

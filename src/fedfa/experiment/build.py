@@ -1,0 +1,186 @@
+"""From a config to the things a run works with: data, network, algorithm, engine."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedfa.algorithms.registry import expression_names
+from fedfa.data import DataSet, Federation, dataset_from, load
+from fedfa.engines.engine import Engine
+from fedfa.engines.local import LocalEngine
+from fedfa.engines.process_engine import with_workers
+from fedfa.engines.ray_engine import RayEngine
+from fedfa.engines.worker_count import choose_workers
+from fedfa.errors import ConfigError, DataError, ModelError
+from fedfa.experiment.config import OWN, Config
+from fedfa.learning.random import torch_stream
+from fedfa.learning.round import ServerState, Training
+from fedfa.models.reference import load_network, network_reference
+from fedfa.models.split import SplitModel
+from fedfa.models.zoo import build_model
+from fedfa.stacking.choice import choose_execution
+
+log = logging.getLogger(__name__)
+
+ModelSource = Callable[[], nn.Module] | nn.Module
+"""Makes a network with fresh weights; or a network, whose weights are the initial ones."""
+
+DataSource = Federation | DataSet | Any
+"""A federation, a data set, or whatever :func:`~fedfa.data.dataset_from` makes one of."""
+
+
+def load_dataset(config: Config) -> DataSet:
+    """The data set that a config names, with its normalisation."""
+    if config.data.name == OWN and not Path(OWN).exists():
+        raise DataError(
+            "the data of this run were given in Python and are not named in its config; give them again: "
+            "fedfa.load(path, data=…) or fedfa.run(config, path, resume=True, data=…)"
+        )
+    directory = Path(config.data.dir).expanduser() if config.data.dir else None
+    dataset = load(config.data.name, data_dir=directory, offline=config.data.offline)
+    return dataset.normalised(config.data.normalise)
+
+
+def build_federation(config: Config, data: DataSource | None) -> Federation:
+    """The clients: as given, or the data split as the config says."""
+    if isinstance(data, Federation):
+        return data
+    if data is None:
+        data = load_dataset(config)
+    dataset = data if isinstance(data, DataSet) else dataset_from(data)
+    return dataset.split(config.data.partition, config.data.clients, config.data.seed)
+
+
+def with_own(config: Config, model: ModelSource | None, data: DataSource | None) -> Config:
+    """The config of a run whose network or data are given in Python: it names nothing that is not used.
+
+    A config that says so already (of a federation, or of an earlier release) stays as it is.
+    """
+    changed: dict[str, Any] = {}
+    if model is not None and config.model.name != OWN:
+        reference = network_reference(model) or OWN
+        changed["model"] = config.model.model_copy(update={"name": reference, "options": {}})
+    if data is not None and config.data.name != OWN:
+        values: dict[str, Any] = {"name": OWN}
+        if isinstance(data, Federation):
+            values["clients"] = len(data)
+            if (origin := data.origin) is not None:
+                values = {
+                    "name": origin.name, "normalise": origin.normalisation, "partition": origin.partition,
+                    "clients": origin.clients, "seed": origin.seed, "dir": origin.data_dir or config.data.dir,
+                }  # fmt: skip
+        changed["data"] = config.data.model_copy(update=values)
+    return config.model_copy(update=changed)
+
+
+def build_network(config: Config, example: Tensor, classes: int, model: ModelSource | None) -> SplitModel:
+    """The network with its initial weights, split into features and classifier, and checked on an example input."""
+    with torch_stream(config.seed, "model"):
+        if isinstance(model, nn.Module):
+            module = copy.deepcopy(model)  # the caller's network is not changed
+        elif model is not None:
+            if not callable(model):
+                raise ModelError(
+                    f"model is {model!r}; give an nn.Module class, a function that returns a network, or a network"
+                )
+            module = model()
+        elif config.model.name == OWN:
+            raise ModelError(
+                "the network of this run was given in Python and is not named in its config; give it again: "
+                "fedfa.load(path, model=…) or fedfa.run(config, path, resume=True, model=…)"
+            )
+        elif ":" in config.model.name:
+            module = load_network(config.model.name)()
+        else:
+            module = build_model(config.model.name, example.shape[1:], classes, dict(config.model.options))
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"model returned {type(module).__name__}; give an nn.Module, or a function that returns one")
+    network = SplitModel.of(module, config.model.head, example)
+    if network.num_classes != classes:
+        raise ModelError(
+            f"the network has {network.num_classes} outputs, but the data have {classes} classes; change the last layer"
+        )
+    return network
+
+
+def build_engine(config: Config, training: Training, local: LocalEngine, cohort: int, state: ServerState) -> Engine:
+    """The engine that a config asks for.
+
+    Args:
+        config: The config.
+        training: The algorithm and its task.
+        local: Trains in this process; the other engines are built around it.
+        cohort: Clients in a round.
+        state: The current server state; stacked execution is tried from it.
+    """
+    asked, pooled = config.engine.workers, training.algorithm.pools_data
+    if config.engine.kind == "ray":
+        if config.engine.execution == "stacked":
+            raise ConfigError('engine.execution = "stacked" is for one machine; leave it out with engine.kind = "ray"')
+        return RayEngine(local, config.engine.address, cohort if asked == "auto" else asked)
+    workers = choose_workers(asked, cohort, _expected_seconds(config, local), local.device)
+    if not pooled and (asked in ("auto", 1) or config.engine.execution == "stacked"):
+        first = config.local.in_round(0)
+        start = replace(state, round=0)
+        local.stacked = choose_execution(config.engine.execution, training, local, start, first, cohort, workers)
+    if local.stacked:
+        log.info("clients of equal size are stacked, in this process")
+        if asked not in ("auto", 1):
+            log.warning("engine.workers = %s has no effect on stacked clients: they train in this process", asked)
+        return local
+    return with_workers(local, workers)
+
+
+def _expected_seconds(config: Config, local: LocalEngine) -> float:
+    """Roughly the time of all rounds in one process, to choose an engine."""
+    sizes = local.federation.partition.sizes
+    mean = round(float(sizes.mean()))
+    steps = config.local.steps_on(mean)
+    weights = sum(value.numel() for value in local.model.state().values())
+    # The overhead of a step in Python, and 6 operations per weight and sample at about ten billion a second.
+    step = 3e-4 + 6e-10 * weights * config.local.batch_size
+    clients = 1 if local.algorithm.pools_data else len(sizes)
+    return config.rounds * config.cohort.count(clients) * steps * step
+
+
+def origin_of(config: Config, dataset: DataSet, network: SplitModel) -> dict[str, str]:
+    """Fingerprints of what a result depends on besides the config."""
+    shapes = {name: (tuple(value.shape), str(value.dtype)) for name, value in network.state().items()}
+    return {
+        "data": dataset.fingerprint,
+        "network": _fingerprint(f"{network.module!r}\n{shapes}".encode()),
+        **method_fingerprints(config.algorithm.name),
+    }
+
+
+def method_fingerprints(expression: str) -> dict[str, str]:
+    """Fingerprints of the files of own methods in an algorithm expression."""
+    files = [Path(name) for name in expression_names(expression) if name.endswith(".py")]
+    return {f"method {path.name}": _fingerprint(path.read_bytes()) for path in files}
+
+
+def _fingerprint(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def single_thread() -> Any:
+    """A context in which torch uses one thread: results must not depend on the number of cores."""
+    return _SingleThread()
+
+
+class _SingleThread:
+    def __enter__(self) -> None:
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_num_threads(self._threads)

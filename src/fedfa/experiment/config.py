@@ -1,0 +1,341 @@
+"""Everything a run depends on, typed and validated. The defaults are the paper's.
+
+A config is made of layers, later ones win: defaults, the method's variant, the file or preset, what the caller sets.
+So a variant never overrides what the user wrote, and a complete ``config.toml`` reads back as itself.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic.config import JsonDict
+
+from fedfa.algorithms.registry import build_algorithm, build_components, option_names
+from fedfa.data import PartitionSpec, number_of_clients, parse_partition
+from fedfa.diagnostics.observer import LAST_ROUND
+from fedfa.error_messages import nearest, validation_message
+from fedfa.errors import ConfigError, DataError
+from fedfa.experiment.layers import DEFAULT_ALGORITHM, stack
+from fedfa.learning.algorithm import Algorithm
+from fedfa.learning.cohort import Selection
+from fedfa.learning.context import LocalTraining
+from fedfa.learning.device import DeviceName
+from fedfa.stacking.choice import Execution
+
+OWN = "own"
+"""Stands for the name of a network or data set that was given in Python, or that sites bring."""
+
+
+_NO_EFFECT: JsonDict = {"affects_result": False}
+"""Metadata of keys that cannot change a result; see :func:`affects_result`."""
+
+
+class Section(BaseModel):
+    """Base of the sections: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class DataConfig(Section):
+    """Which data, and how they are spread over the clients."""
+
+    name: str = "fashion-mnist"
+    """A data set of fedfa, or the path of your own (.npz, class folders)."""
+    clients: int | None = Field(None, ge=1)
+    """Number of clients; left out: 100, or as many as the data have with ``partition = "natural"``."""
+    partition: PartitionSpec = Field(default_factory=lambda: parse_partition("shards:2"))
+    seed: int = Field(1, ge=0)
+    """Seed of the split; the training has its own."""
+    normalise: Literal["dataset", "authors"] = "dataset"
+    """Input statistics: the data set's own, or those of the paper's published code."""
+    dir: str | None = Field(None, json_schema_extra=_NO_EFFECT)
+    """Data directory; left out: FEDFA_DATA, else the user's cache."""
+    offline: bool = Field(False, json_schema_extra=_NO_EFFECT)
+    """Never use the network."""
+
+    @property
+    def number_of_clients(self) -> int | None:
+        """Clients to split over; None where the data decide."""
+        return number_of_clients(self.partition, self.clients)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_partition(cls, values: Any) -> Any:
+        """Let ``partition = "shards:2"`` stand for the table."""
+        if isinstance(values, dict) and isinstance(values.get("partition"), str):
+            try:
+                return {**values, "partition": parse_partition(values["partition"])}
+            except DataError as error:
+                raise ConfigError(f"data.partition: {error}") from None
+        return values
+
+
+class ModelConfig(Section):
+    """Which network."""
+
+    name: str = "cnn-fmnist"
+    head: str | None = None
+    """Name of the linear classifier, where it cannot be found by itself."""
+    buffers: Literal["average", "local"] = "average"
+    """BatchNorm's running statistics: averaged like weights, or local to each client."""
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class AlgorithmConfig(BaseModel):
+    """The algorithm and the options of its components, each in a table named after the component."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str = DEFAULT_ALGORITHM
+    """The algorithm expression: methods joined by ``+``."""
+    variant: str | None = None
+    """A named set of config values of the method; see ``fedfa algorithms NAME``."""
+
+    @property
+    def options(self) -> dict[str, dict[str, Any]]:
+        """The options by component."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+class CohortConfig(Section):
+    """The clients of a round."""
+
+    clients: int | None = Field(None, ge=1)
+    """How many; left out, ``rate`` decides."""
+    rate: float = Field(0.1, gt=0, le=1)
+    """Share of all clients."""
+    selection: Selection = "uniform"
+
+    def count(self, num_clients: int) -> int:
+        """Clients per round."""
+        return self.clients or max(1, round(self.rate * num_clients))
+
+
+class EvaluationConfig(Section):
+    """When and how the global model is evaluated."""
+
+    every: int = Field(1, ge=1)
+    """Rounds between evaluations; the last round is always evaluated."""
+    batch_size: int = Field(500, ge=1)
+
+
+class DiagnosticsConfig(Section):
+    """When and how diagnostics are measured. Nothing here changes a result; see docs/diagnostics.md."""
+
+    every: int = Field(0, ge=0)
+    """Rounds between measurements, 0 for none; the last round is measured too."""
+    samples: int = Field(500, ge=1)
+    """Size of the probe: test samples, the same in every run with this ``data.seed``, even over domains and classes."""
+    clients: int = Field(10, ge=1)
+    """How many of a round's clients are compared, pair by pair."""
+    features: tuple[int, ...] = ()
+    """Rounds whose probe features are stored, e.g. for t-SNE; -1 is the last round."""
+
+    @field_validator("features")
+    @classmethod
+    def _rounds(cls, rounds: tuple[int, ...]) -> tuple[int, ...]:
+        if wrong := [round for round in rounds if round < 1 and round != LAST_ROUND]:
+            raise ValueError(f"rounds are counted from 1, and -1 is the last; not {wrong[0]}")
+        return rounds
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is measured."""
+        return self.every > 0 or bool(self.features)
+
+
+class CheckpointConfig(Section):
+    """When the run is saved."""
+
+    every: int = Field(1, ge=1, json_schema_extra=_NO_EFFECT)
+    """Rounds between checkpoints."""
+
+
+class EngineConfig(Section):
+    """How clients are trained. Nothing here changes a result, except where requested stacking warns of it."""
+
+    kind: Literal["local", "ray"] = Field("local", json_schema_extra=_NO_EFFECT)
+    """``"local"``: this machine; ``"ray"``: the nodes of a Ray cluster."""
+    address: str | None = Field(None, json_schema_extra=_NO_EFFECT)
+    """With ``kind = "ray"``, the cluster's HOST:PORT, ``"local"`` for one of its own on this machine, or ``"auto"``;
+    left out: RAY_ADDRESS, else the cluster that this machine belongs to."""
+    workers: int | Literal["auto"] = Field("auto", json_schema_extra=_NO_EFFECT)
+    """Processes that train clients; ``"auto"``: one per core where that pays, 1: this process. On a cluster: at most so
+    many, ``"auto"``: one per core."""
+
+    execution: Execution = Field("auto", json_schema_extra=_NO_EFFECT)
+    """``"stacked"``: clients of equal size train as one network with a client axis; much faster for small
+    networks. ``"each"``: one by one. ``"auto"``: stacked where a trial is faster and gives the same bits."""
+
+    @field_validator("workers", mode="plain")
+    @classmethod
+    def _number_or_auto(cls, value: object) -> int | Literal["auto"]:
+        if value == "auto":
+            return "auto"
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+            return value
+        raise ValueError('must be a positive integer or "auto"')
+
+
+class Config(Section):
+    """One run, completely."""
+
+    rounds: int = Field(200, ge=1)
+    seed: int = Field(1, ge=0)
+    """Seed of the training: initial weights, cohorts, shuffling."""
+    device: DeviceName = "auto"
+    data: DataConfig = Field(default_factory=DataConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    cohort: CohortConfig = Field(default_factory=CohortConfig)
+    local: LocalTraining = Field(default_factory=LocalTraining)
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    diagnostics: DiagnosticsConfig = Field(default_factory=DiagnosticsConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    engine: EngineConfig = Field(default_factory=EngineConfig)
+
+    @classmethod
+    def resolve(cls, *layers: Mapping[str, Any]) -> Config:
+        """A config from layers of nested dictionaries (later ones win), completed by variant and defaults.
+
+        Raises:
+            ConfigError: Names the key, what is allowed and the nearest right spelling.
+
+        Example:
+            >>> Config.resolve({"rounds": 3}, {"local": {"lr": 0.1}}).local.lr
+            0.1
+        """
+        complete = stack(layers, cls().to_dict())
+        expression, name = complete["algorithm"]["name"], complete["algorithm"].get("variant")
+        try:
+            config = cls.model_validate(complete)
+        except ValidationError as error:
+            raise ConfigError(validation_message(error, cls)) from None
+        for component, options in config.algorithm.options.items():
+            if not isinstance(options, Mapping):
+                components = build_components(expression, {})
+                if component in components:
+                    names = ", ".join(option_names(type(components[component]))) or "(it has none)"
+                    raise ConfigError(
+                        f"algorithm.{component} = {options!r}: this is a table; write algorithm.{component}.OPTION = "
+                        f"VALUE, with one of the options {names}"
+                    )
+                allowed = [*AlgorithmConfig.model_fields, *components]
+                raise ConfigError(
+                    f"unknown key algorithm.{component}{nearest(component, allowed)}; allowed here: "
+                    f"{', '.join(allowed)}"
+                )
+        built = build_components(expression, config.algorithm.options)
+        dumped = {name: c.model_dump(mode="json", by_alias=True, exclude_none=True) for name, c in built.items()}
+        filled = {"name": expression, "variant": name, **{c: values for c, values in dumped.items() if values}}
+        return config.model_copy(update={"algorithm": AlgorithmConfig(**filled)})
+
+    @classmethod
+    def preset(cls, name: str, *layers: Mapping[str, Any]) -> Config:
+        """The config of a preset, with further layers on top.
+
+        Example:
+            >>> Config.preset("digits-c2", {"rounds": 2}).data.name
+            'digits'
+        """
+        return cls.resolve(preset_layer(name), *layers)
+
+    @classmethod
+    def from_file(cls, path: Path | str, *layers: Mapping[str, Any]) -> Config:
+        """The config of a TOML file, with further layers on top."""
+        return cls.resolve(read_toml(Path(path)), *layers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Complete, as plain values; what is not set is left out."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+    def to_toml(self) -> str:
+        """Complete, as TOML."""
+        return tomli_w.dumps(self.to_dict())
+
+    def build_algorithm(self) -> Algorithm:
+        """The algorithm of this config."""
+        return build_algorithm(self.algorithm.name, self.algorithm.options)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as nested dictionaries."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"no configuration file {path}; `fedfa presets` lists what exists by name") from None
+    except IsADirectoryError:
+        raise ConfigError(
+            f"{path} is a directory; name a TOML file, such as the config.toml in a run directory"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+
+
+def presets() -> dict[str, str]:
+    """Every preset's name and its first comment line."""
+    found = {}
+    for file in sorted(resources.files("fedfa.experiment").joinpath("presets").iterdir(), key=lambda f: f.name):
+        if file.name.endswith(".toml"):
+            found[file.name.removesuffix(".toml")] = file.read_text("utf-8").partition("\n")[0].lstrip("# ")
+    return found
+
+
+def preset_layer(name: str) -> dict[str, Any]:
+    """A preset's own lines."""
+    known = presets()
+    if name not in known:
+        raise ConfigError(f"unknown preset {name!r}{nearest(name, known)}; known: {', '.join(known)}")
+    return tomllib.loads(resources.files("fedfa.experiment").joinpath("presets", f"{name}.toml").read_text("utf-8"))
+
+
+def affects_result(key: str) -> bool:
+    """Whether a config key, given with dots, can change the result of a run; the rest may differ on resume.
+
+    Example:
+        >>> affects_result("local.lr"), affects_result("engine.workers")
+        (True, False)
+    """
+    kind: Any = Config
+    metadata: Any = None
+    for step in key.split("."):
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel) and step in kind.model_fields):
+            return True
+        metadata, kind = kind.model_fields[step].json_schema_extra, kind.model_fields[step].annotation
+    return not isinstance(metadata, dict) or bool(metadata.get("affects_result", True))
+
+
+@dataclass(frozen=True)
+class ConfigKey:
+    """A config key with its default and its meaning."""
+
+    name: str
+    default: Any
+    description: str
+
+
+def config_keys(kind: type[BaseModel] | None = None, prefix: str = "") -> list[ConfigKey]:
+    """Every config key, except the options of components.
+
+    Example:
+        >>> [key.name for key in config_keys()][:3]
+        ['rounds', 'seed', 'device']
+    """
+    keys: list[ConfigKey] = []
+    for name, field in (kind or Config).model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            keys += config_keys(inner, f"{prefix}{name}.")
+        else:
+            text = " ".join((field.description or "").replace("``", "").split())
+            keys.append(ConfigKey(f"{prefix}{name}", field.get_default(call_default_factory=True), text))
+    return keys

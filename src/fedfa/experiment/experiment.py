@@ -1,0 +1,566 @@
+"""An experiment: an algorithm trained on a federation, one round at a time."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedfa.algorithms.registry import expression_of
+from fedfa.data import Federation
+from fedfa.data.preprocessing import Preprocessing
+from fedfa.diagnostics.client_probe import ClientProbe
+from fedfa.diagnostics.observer import Observation, Observer, Schedule
+from fedfa.diagnostics.probe import Probe
+from fedfa.engines.engine import Engine
+from fedfa.engines.local import LocalEngine, scores_of
+from fedfa.errors import AlgorithmError, ConfigError, DataError, RunError
+from fedfa.experiment.build import (
+    DataSource,
+    ModelSource,
+    build_engine,
+    build_federation,
+    build_network,
+    origin_of,
+    single_thread,
+    with_own,
+)
+from fedfa.experiment.config import Config
+from fedfa.experiment.layers import expression_and_variant
+from fedfa.experiment.progress import show_progress
+from fedfa.experiment.record import RoundRecord
+from fedfa.learning.algorithm import Algorithm
+from fedfa.learning.client import MODEL, RoundPlan
+from fedfa.learning.cohort import choose_cohort
+from fedfa.learning.component import Component
+from fedfa.learning.context import LocalTraining, Role, Task
+from fedfa.learning.device import choose_device
+from fedfa.learning.evaluate import mean_evaluation
+from fedfa.learning.round import ClientStates, ClientStatesInMemory, RoundStatistics, ServerState, Training
+from fedfa.learning.tensors import Tensors
+
+Callback = Callable[["Experiment", RoundRecord], Mapping[str, Any] | None]
+"""Called after each round with the experiment and the round's record; values it returns are added to the record."""
+
+
+class Experiment:
+    """An algorithm, a federation and a network, trained round by round. Nothing is written unless asked for.
+
+    Args:
+        algorithm: A typed object (``FedFA(mu=0.1) + FedAdam()``), a component of your own, or an expression such as
+            ``"fedfa+fedadam"`` or ``"fedfa@plus"``.
+        data: The clients: ``fedfa.data.load("fashion-mnist").split("shards:2", clients=100)``.
+        model: A network class or function, an ``nn.Module`` (its weights are the initial ones), or the name of a
+            network of fedfa.
+        cohort: Clients per round: a number, or a share of all clients as a float.
+        local: How clients train.
+        seed: Seed of the training: initial weights, cohorts, shuffling.
+        planned_rounds: The planned number of rounds, for algorithms that follow a schedule over all rounds.
+        evaluate_every: Rounds between evaluations; the last round is always evaluated.
+        callbacks: Called after each round with the experiment and the record.
+        workers: Processes that train clients; results do not depend on it. ``"auto"``: one per core where that pays.
+        device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"mps"``.
+        settings: Further config values by section, e.g. ``{"diagnostics": {"every": 5}}``.
+
+    Example:
+        >>> import fedfa
+        >>> data = fedfa.data.load("digits").split("shards:2", clients=10, seed=0)
+        >>> experiment = Experiment(algorithm="fedavg", data=data, model="mlp", cohort=5)
+        >>> [record.round for record in experiment.rounds(2)]
+        [1, 2]
+    """
+
+    def __init__(
+        self,
+        algorithm: str | Algorithm | Component = "fedfa",
+        *,
+        data: Federation,
+        model: str | ModelSource,
+        cohort: int | float = 0.1,
+        local: LocalTraining | None = None,
+        seed: int = 1,
+        planned_rounds: int | None = None,
+        evaluate_every: int = 1,
+        callbacks: Sequence[Callback] = (),
+        workers: int | str = "auto",
+        device: str = "auto",
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not isinstance(data, Federation):
+            raise DataError(
+                f"data is a {type(data).__name__}; give a federation: fedfa.data.load(NAME).split('shards:2', "
+                "clients=…), or for your own arrays fedfa.data.dataset_from((x, y)).split(…)"
+            )
+        layer: dict[str, Any] = {
+            "seed": seed,
+            "device": device,
+            "cohort": {"rate": cohort} if isinstance(cohort, float) else {"clients": cohort},
+            "evaluation": {"every": evaluate_every},
+            "engine": {"workers": workers},
+        }
+        if isinstance(algorithm, str):
+            layer["algorithm"] = expression_and_variant(algorithm)
+        elif not isinstance(algorithm, Algorithm | Component):
+            raise AlgorithmError(
+                f"algorithm is {algorithm!r}; give an expression such as 'fedfa+fedadam' or an object such as FedProx()"
+            )
+        else:
+            expression, options = expression_of(algorithm)
+            layer["algorithm"] = {"name": expression, **options}
+        if local is not None:
+            layer["local"] = local.model_dump(exclude_none=True)
+        if isinstance(model, str):
+            layer["model"] = {"name": model}
+        if planned_rounds is not None:
+            layer["rounds"] = planned_rounds
+        config = Config.resolve(layer, settings or {})
+        self._setup(config, None if isinstance(model, str) else model, data, callbacks)
+        self._rounds_are_planned = planned_rounds is not None
+        _ = self.state, self.cohort(0)  # whatever does not fit together is reported now, not in the first round
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Config,
+        *,
+        model: ModelSource | None = None,
+        data: DataSource | None = None,
+        callbacks: Sequence[Callback] = (),
+        extra: Sequence[Component] = (),
+    ) -> Experiment:
+        """The experiment of a config.
+
+        Args:
+            config: What to do.
+            model: Your own network, instead of ``config.model.name``.
+            data: Your own data, instead of ``config.data.name``; split as the config says unless it is a federation.
+            callbacks: Called after each round.
+            extra: Components that only measure, beside those of the algorithm.
+        """
+        experiment = cls.__new__(cls)
+        experiment._setup(config, model, data, callbacks)
+        experiment._extra = list(extra)
+        experiment._check()
+        return experiment
+
+    def _setup(
+        self, config: Config, model: ModelSource | None, data: DataSource | None, callbacks: Sequence[Callback]
+    ) -> None:
+        self.config = with_own(config, model, data)
+        self.callbacks = list(callbacks)
+        self.records: list[RoundRecord] = []
+        """The records of all rounds so far."""
+        self.observation: Observation | None = None
+        """Diagnostics of the last round, where they were due."""
+        self._model_source, self._data_source = model, data
+        self._state: ServerState | None = None
+        self._final_state: ServerState | None = None
+        self.client_states: ClientStates = ClientStatesInMemory()
+        self._known_preprocessing: Preprocessing | None = None
+        self._stopped = False
+        self._rounds_are_planned = True
+        self._extra: list[Component] = []
+
+    def _check(self) -> None:
+        """Build what can fail for a wrong config now, not in the first round."""
+        _ = self.training
+
+    def __repr__(self) -> str:
+        data, accuracy = self.config.data, self.records[-1].accuracy if self.records else None
+        shown = "" if accuracy is None else f", accuracy {accuracy:.2%}"
+        clients = f"{data.clients} clients" if data.clients else "its clients"
+        return (
+            f"<Experiment {self.config.algorithm.name} on {data.name} with {clients}: {self.state.round} rounds{shown}>"
+        )
+
+    # -- what it consists of ----------------------------------------------------------------------------------
+    @cached_property
+    def federation(self) -> Federation:
+        """The clients and the test set."""
+        return build_federation(self.config, self._data_source)
+
+    @property
+    def clients(self) -> Federation:
+        """The clients as the algorithm sees them: a single one with all the data, where it pools them."""
+        return self.federation.pooled() if self.algorithm.pools_data else self.federation
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Number of samples of each client."""
+        return self.federation.partition.sizes
+
+    @cached_property
+    def algorithm(self) -> Algorithm:
+        """The algorithm, with the component that answers diagnostics requests where they are on."""
+        algorithm = self.config.build_algorithm()
+        extra = [*self._extra, *([ClientProbe()] if self.config.diagnostics.on else [])]
+        return Algorithm([*algorithm.components, *extra], algorithm.title) if extra else algorithm
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """How raw inputs become what the network reads, and the names of the classes."""
+        if self._known_preprocessing is None:
+            self._known_preprocessing = self.federation.dataset.preprocessing()
+        return self._known_preprocessing
+
+    @cached_property
+    def training(self) -> Training:
+        """The algorithm bound to the task."""
+        config, preprocessing = self.config, self.preprocessing
+        classes = len(preprocessing.classes)
+        network = build_network(config, self._example(), classes, self._model_source)
+        network = self.algorithm.adapt(network, config.seed)
+        clients = 1 if self.algorithm.pools_data else self._number_of_clients
+        task = Task(network, classes, clients, config.rounds, config.local.in_round(0))
+        task = self.algorithm.with_roles(task, local_buffers=config.model.buffers == "local")
+        return Training(self.algorithm, task, config.seed)
+
+    def _example(self) -> Tensor:
+        """A small batch as the network reads it; of zeros where the data are not loaded."""
+        if self._known_preprocessing is not None and "federation" not in vars(self):
+            return torch.zeros(2, *self._known_preprocessing.input_shape)
+        dataset = self.federation.dataset
+        return dataset.normalisation.batch(dataset.train.inputs[:2])
+
+    @property
+    def _number_of_clients(self) -> int:
+        known = self.config.data.clients if "federation" not in vars(self) else None
+        return known or len(self.federation)
+
+    @property
+    def task(self) -> Task:
+        """The network with its initial weights, and the facts that components know before the first round."""
+        return self.training.task
+
+    @property
+    def roles(self) -> Mapping[str, Role]:
+        """Role of each tensor of the model."""
+        return self.training.roles
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where to compute."""
+        return choose_device(self.config.device)
+
+    @property
+    def local(self) -> LocalTraining:
+        """How clients train; assign another value to change it from the next round on."""
+        return self.config.local
+
+    @local.setter
+    def local(self, local: LocalTraining) -> None:
+        self.config = self.config.model_copy(update={"local": local})
+
+    def origin(self) -> dict[str, str]:
+        """Fingerprints of what a result depends on besides the config."""
+        return origin_of(self.config, self.federation.dataset, self.task.model)
+
+    # -- state ------------------------------------------------------------------------------------------------
+    @property
+    def state(self) -> ServerState:
+        """The server state after the last round; before a final pass, so that the training can go on."""
+        if self._state is None:
+            self._state = self.training.init()
+        return self._state
+
+    @property
+    def final_state(self) -> ServerState:
+        """The server state after the last round and, where there was one, the final pass."""
+        return self._final_state or self.state
+
+    def restore(
+        self, state: ServerState | None, records: Sequence[Mapping[str, Any]], client_states: ClientStates
+    ) -> None:
+        """Continue from a saved state."""
+        self._state, self._final_state, self.client_states = state, None, client_states
+        self.records = [RoundRecord(record) for record in records]
+
+    # -- rounds -----------------------------------------------------------------------------------------------
+    def rounds(self, count: int | None = None, *, progress: bool | None = None) -> Iterator[RoundRecord]:
+        """Train, one round per iteration; stop iterating to stop training. Call it again to continue.
+
+        Args:
+            count: Number of further rounds; left out, as many as remain of the planned ones.
+            progress: Show a progress bar; left out, in a terminal or notebook.
+
+        Yields:
+            The record of each round; after the last one that of the final pass, for algorithms that have one.
+
+        Raises:
+            ConfigError: The algorithm follows a schedule over the planned rounds, and these would be exceeded.
+        """
+        last = self.config.rounds if count is None else self.state.round + count
+        self._plan_rounds(last)
+        steps = self._rounds(last)
+        return show_progress(steps, last - self.state.round, self.config.algorithm.name, progress)
+
+    def _plan_rounds(self, last: int) -> None:
+        config, horizon = self.config, self.algorithm.uses_horizon
+        planned = self._rounds_are_planned or (horizon and self.state.round > 0)
+        if last == config.rounds or (last < config.rounds and planned):
+            return
+        if horizon and planned:
+            raise ConfigError(
+                f"{config.algorithm.name!r} follows a schedule over {config.rounds} rounds and cannot train "
+                f"{last}; start a new experiment with planned_rounds={last}"
+            )
+        self.config = config.model_copy(update={"rounds": last})
+        if "training" in vars(self):
+            self.training = replace(self.training, task=replace(self.task, rounds=last))
+
+    def _rounds(self, last: int) -> Iterator[RoundRecord]:
+        self._stopped, engine = False, None
+        observer = self.observer()
+        try:
+            with single_thread():
+                engine = self.engine()
+            while self.state.round < last and not self._stopped:
+                with single_thread(), self._all_or_nothing():
+                    record = self._round(engine, observer, last)
+                yield record
+            if self.algorithm.has_final_pass:
+                with single_thread():
+                    record = self._final_pass(engine)
+                yield record
+        finally:
+            if engine is not None:
+                engine.close()
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Undo a round that fails or is interrupted, in its evaluation or a callback too: it can be trained again."""
+        before, final, records = self.state, self._final_state, list(self.records)
+        try:
+            yield
+        except BaseException:
+            self._state, self._final_state, self.records = before, final, records
+            self.client_states.discard(before.round + 1)
+            raise
+
+    def stop(self) -> None:
+        """End the training after the current round; for callbacks. A final pass still follows."""
+        self._stopped = True
+
+    def _round(self, engine: Engine, observer: Observer | None, last: int) -> RoundRecord:
+        before, cohort = self.state, self.cohort(self.state.round)
+        local = self.config.local.in_round(before.round)
+        if self.algorithm.pools_data:  # one site with all data does the work of this round's cohort
+            steps = sum(local.steps_on(int(self.sizes[client])) for client in cohort)
+            local, cohort = local.model_copy(update={"steps": steps}), [0]
+        state, statistics = self.training.apply(
+            before, cohort, local, engine.train, self.client_states, observer=observer
+        )
+        self._state, self._final_state = state, None
+        if self.records and self.records[-1].final_pass:  # of a model that is no longer the last one
+            self.records.pop()
+        due = state.round % self.config.evaluation.every == 0 or state.round == last
+        evaluation = self._evaluate(engine, state, statistics.clients) if due else _NOT_EVALUATED
+        self.observation = None if observer is None else observer.observe(before, state)
+        return self._record(state.round, evaluation, statistics, engine)
+
+    def _final_pass(self, engine: Engine) -> RoundRecord:
+        """Every client that holds data contributes once more, and the server step of the final pass follows.
+
+        The state of the training stays as it was, so that it can go on from there.
+        """
+        clients = [0] if self.algorithm.pools_data else [int(client) for client in np.flatnonzero(self.sizes)]
+        local = self.config.local.in_round(self.state.round)
+        state, statistics = self.training.apply(
+            self.state, clients, local, engine.train, self.client_states, final_pass=True
+        )
+        self._final_state = state
+        evaluation = self._evaluate(engine, state, statistics.clients)
+        return self._record(state.round + 1, evaluation, statistics, engine, final_pass=True)
+
+    def _record(
+        self, round: int, evaluation: Mapping[str, Any], measured: RoundStatistics, engine: Engine, **more: Any
+    ) -> RoundRecord:
+        values = {
+            "round": round,
+            **evaluation,
+            "train_loss": measured.train_loss,
+            "cohort": measured.clients,
+            "train_seconds": _rounded(measured.seconds),
+            "cpu_seconds": _rounded(measured.cpu_seconds),
+            "samples_per_second": _rounded(measured.samples / measured.seconds, 1),
+            "bytes_up": measured.bytes_up,
+            "bytes_down": measured.bytes_down,
+            "learning_rate": measured.lr,
+            **more,
+            **engine.remarks(),
+        }
+        record = RoundRecord(values)
+        for callback in self.callbacks:
+            if added := callback(self, record):
+                record = RoundRecord({**record, **_plain_values(callback, added, record)})
+        self.records.append(record)
+        return record
+
+    def cohort(self, round: int) -> list[int]:
+        """The clients of a round, counted from 0."""
+        cohort, sizes, partition = self.config.cohort, self.sizes, self.federation.partition
+        holders = partition.holders if sizes is partition.sizes else None
+        return choose_cohort(sizes, cohort.count(len(sizes)), cohort.selection, self.config.seed, round, holders)
+
+    def plan(self, state: ServerState, local: LocalTraining) -> RoundPlan:
+        """What the server sends to the clients of the round that follows a state."""
+        return self.training.plan(state, local)
+
+    def _evaluate(self, engine: Engine, state: ServerState, clients: list[int]) -> dict[str, Any]:
+        broadcast = self.algorithm.broadcast(state.components)
+        by_client: dict[str, Any] = {}
+        if self.is_personal:  # this round's clients, each with its own tensors on its own domains
+            own = {client: {**state.model, **self.client_states.load(client).get(MODEL, {})} for client in clients}
+            each = engine.evaluate_each(own, broadcast)
+            evaluation = mean_evaluation(list(each.values()))
+            by_client = {"client_accuracy": {str(client): one.accuracy for client, one in each.items()}}
+        else:
+            evaluation = engine.evaluate(state.model, broadcast)
+        return {
+            "accuracy": evaluation.accuracy,
+            "loss": evaluation.loss if math.isfinite(evaluation.loss) else None,  # JSON has no infinity
+            "class_accuracy": evaluation.class_accuracy,
+            "domain_accuracy": evaluation.domain_accuracy,
+            **by_client,
+        }
+
+    # -- engines ----------------------------------------------------------------------------------------------
+    def local_engine(self) -> LocalEngine:
+        """The engine that does everything in this process."""
+        return LocalEngine(
+            self.clients, self.task.model, self.algorithm, self.roles, self.device, self.config.evaluation.batch_size
+        )
+
+    def engine(self) -> Engine:
+        """The engine that the config asks for."""
+        cohort = 1 if self.algorithm.pools_data else self.config.cohort.count(len(self.federation))
+        return build_engine(self.config, self.training, self.local_engine(), cohort, self.state)
+
+    def observer(self) -> Observer | None:
+        """Requests and measures diagnostics, where the config asks for them."""
+        diagnostics = self.config.diagnostics
+        if not diagnostics.on:
+            return None
+        return Observer(
+            Schedule(self.config.rounds, diagnostics.every, diagnostics.features),
+            Probe.of(self.federation.dataset, diagnostics.samples, self.config.data.seed),
+            diagnostics.clients,
+            self.clients,
+            self.task.model,
+            shared=not self.is_personal,
+        )
+
+    # -- the trained model ------------------------------------------------------------------------------------
+    @property
+    def is_personal(self) -> bool:
+        """Whether clients keep tensors of the model, so that there is no single global model."""
+        return Role.LOCAL in self.roles.values()
+
+    def weights(self, client: int | None = None) -> Tensors:
+        """The current weights by name: of the global model, or of a client's own model.
+
+        Raises:
+            RunError: Clients keep tensors of their own, and no client is named; or there is no such client.
+        """
+        if client is not None and not 0 <= client < self._number_of_clients:
+            raise RunError(f"there is no client {client}; the clients are 0 to {self._number_of_clients - 1}")
+        if client is None and self.is_personal:
+            raise RunError(
+                f"with {self.config.algorithm.name!r} every client keeps tensors of its own, so there is no global "
+                "model; name a client, e.g. experiment.model(client=0)"
+            )
+        own = {} if client is None else self.client_states.load(client).get(MODEL, {})
+        return {**self.final_state.model, **own}
+
+    def model(self, client: int | None = None) -> nn.Module:
+        """A copy of the network with the current weights, in evaluation mode.
+
+        It takes preprocessed inputs; :meth:`predict` takes raw ones.
+
+        Args:
+            client: Whose model, for algorithms in which clients keep tensors of their own.
+        """
+        network = self.task.model
+        network.load(self.weights(client))
+        module = copy.deepcopy(network.module)
+        for layer in module.modules():
+            for hooks in (layer._forward_hooks, layer._forward_pre_hooks):
+                for key in [key for key, hook in hooks.items() if network.is_own_hook(hook)]:
+                    del hooks[key]
+        return module.eval()
+
+    def predict(self, inputs: Any, *, client: int | None = None, scores: bool = False) -> Tensor:
+        """Predict the classes of raw inputs, preprocessed as the training data were.
+
+        Args:
+            inputs: Pictures as uint8 arrays, or other inputs as float arrays; one or many.
+            client: Whose model, for algorithms in which clients keep tensors of their own.
+            scores: Return the scores ``[N, C]`` instead of the class numbers ``[N]``.
+        """
+        network, device = self.task.model, next(self.task.model.module.parameters()).device
+        network.load(self.weights(client))
+        broadcast = self.algorithm.broadcast(self.final_state.components)
+        score = scores_of(self.algorithm, broadcast, device)
+        network.module.eval()
+        found = []
+        with torch.inference_mode():
+            for batch in torch.split(self.preprocessing.apply(inputs), self.config.evaluation.batch_size):
+                features, logits = network(batch.to(device))
+                found.append((logits if score is None else score(features, logits)).cpu())
+        network.outputs = {}
+        values = torch.cat(found).clone()
+        return values if scores else values.argmax(-1)
+
+    # -- files ------------------------------------------------------------------------------------------------
+    def save(self, path: Path | str, *, overwrite: bool = False) -> Path:
+        """Write everything to a run directory: config, records, model, preprocessing, server and client state.
+
+        :func:`fedfa.load` reads it back; ``fedfa run --resume`` and ``fedfa report`` work on it, too.
+
+        Args:
+            path: The run directory.
+            overwrite: Replace a run that is there.
+        """
+        from fedfa.experiment.saving import save
+
+        return save(self, Path(path), overwrite=overwrite)
+
+
+_NOT_EVALUATED: Mapping[str, Any] = dict.fromkeys(("accuracy", "loss", "class_accuracy", "domain_accuracy"))
+
+
+def _plain_values(callback: Callback, added: Any, record: RoundRecord) -> dict[str, Any]:
+    """What a callback returned, as values for JSON.
+
+    Raises:
+        RunError: It is no mapping, replaces a value of the record, or holds something that JSON cannot express.
+    """
+    name = getattr(callback, "__name__", type(callback).__name__)
+    if not isinstance(added, Mapping):
+        raise RunError(f"callback {name!r} returned {added!r}; return a dict of further values, or nothing")
+    if taken := [key for key in added if key in record]:
+        raise RunError(f"callback {name!r} returned {taken[0]!r}, which the record has already; choose another name")
+    plain = {}
+    for key, value in added.items():
+        plain[key] = value.tolist() if isinstance(value, Tensor | np.generic | np.ndarray) else value
+        try:
+            json.dumps(plain[key], allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise RunError(
+                f"callback {name!r} returned {key!r} = {value!r}: {error}; return plain numbers or text"
+            ) from None
+    return plain
+
+
+def _rounded(value: float, digits: int = 4) -> float:
+    return float(f"{value:.{digits}f}")

@@ -1,0 +1,34 @@
+"""A progress bar over rounds, in a terminal or a notebook."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from fedfa.experiment.record import RoundRecord
+
+
+def show_progress(records: Iterator[RoundRecord], total: int, title: str, asked: bool | None) -> Iterator[RoundRecord]:
+    """The records, with a progress bar beside them if that is asked for or somebody watches."""
+    return _with_bar(records, total, title) if (_is_interactive() if asked is None else asked) else records
+
+
+def _is_interactive() -> bool:
+    """Whether the output is a terminal or a notebook; not while tests or scripts write to files."""
+    return "ipykernel" in sys.modules or (hasattr(sys, "ps1") and sys.stderr.isatty())
+
+
+def _with_bar(records: Iterator[RoundRecord], total: int, title: str) -> Iterator[RoundRecord]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[accuracy]}"),
+        TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=False) as bar:
+        task = bar.add_task(title, total=total, accuracy="")
+        for record in records:
+            accuracy = "" if record.accuracy is None else f"accuracy {record.accuracy:.2%}"
+            bar.update(task, advance=0 if record.final_pass else 1, accuracy=accuracy)
+            yield record

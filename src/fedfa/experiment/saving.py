@@ -1,0 +1,110 @@
+"""Experiments saved to run directories, and loaded from them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from fedfa.algorithms.registry import expression_of
+from fedfa.errors import RunError
+from fedfa.experiment.build import DataSource, ModelSource
+from fedfa.experiment.experiment import Experiment
+from fedfa.experiment.run import source_commit, summarise
+from fedfa.experiment.run_directory import RunDirectory
+from fedfa.learning.algorithm import Algorithm
+from fedfa.learning.component import Component
+from fedfa.learning.round import ClientStatesInMemory, ServerState
+from fedfa.learning.tensors import ComponentTensors
+
+
+class SavedClientStates(ClientStatesInMemory):
+    """Client states of a run directory, which is only read; states of later rounds stay in memory."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        super().__init__()
+        self._directory = directory
+
+    def load(self, client: int) -> ComponentTensors:
+        """See :class:`~fedfa.learning.round.ClientStates`."""
+        return self[client] if client in self else self._directory.load_client_state(client)
+
+    def load_all(self) -> None:
+        """Read the states of all clients into memory."""
+        for client in self._directory.saved_clients():
+            self.setdefault(client, self._directory.load_client_state(client))
+
+
+def save(experiment: Experiment, path: Path, *, overwrite: bool = False) -> Path:
+    """See :meth:`Experiment.save`."""
+    states = experiment.client_states
+    assert isinstance(states, ClientStatesInMemory)
+    if isinstance(states, SavedClientStates):
+        states.load_all()  # before anything is replaced: the directory may be the one they are in
+    state, final, records = experiment.state, experiment.final_state, [one.to_dict() for one in experiment.records]
+    origin, preprocessing = experiment.origin(), experiment.preprocessing
+    summary = summarise(experiment, records, source_commit()) if records and state.round else None
+    target = RunDirectory(path)
+    target.check_writable(overwrite=overwrite)
+    # Written beside its place first: a failure leaves the run that is there as it was.
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    shutil.rmtree(beside, ignore_errors=True)
+    directory = RunDirectory(beside)
+    try:
+        directory.create(experiment.config)
+        directory.check_origin(origin)
+        directory.write_preprocessing(preprocessing)
+        for record in records:
+            directory.append_metrics(record)
+        for client, own in sorted(states.items()):
+            directory.save_client_state(client, state.round, own)
+        directory.checkpoint(state)
+        directory.write_model(final)
+        if summary is not None and "final_accuracy" in summary and state.round == experiment.config.rounds:
+            directory.finish(final, summary)
+        directory.close()
+        target.take_over(beside, overwrite=overwrite)
+    finally:
+        directory.close()
+        shutil.rmtree(beside, ignore_errors=True)
+    return path
+
+
+def load(
+    path: Path | str,
+    *,
+    algorithm: Algorithm | Component | None = None,
+    model: ModelSource | None = None,
+    data: DataSource | None = None,
+) -> Experiment:
+    """Load an experiment from a run directory: to predict, to inspect, or to continue with the same bits.
+
+    The directory is only read. Data are loaded when they are needed, not for predictions.
+
+    Args:
+        path: A directory that :meth:`Experiment.save`, :func:`fedfa.run` or ``fedfa run`` wrote.
+        algorithm: The algorithm, where it has components of your own that are defined in Python.
+        model: The network, where it was given in Python and cannot be found by its name.
+        data: The data, where they were given in Python.
+
+    Raises:
+        RunError: There is no run, or it is damaged.
+    """
+    directory = RunDirectory(Path(path))
+    if algorithm is not None:
+        expression_of(algorithm)  # makes its components known
+    config = directory.config()
+    experiment = Experiment.__new__(Experiment)
+    experiment._setup(config, model, data, ())
+    experiment.config = config  # as recorded: given again, a network or data set has the same meaning
+    state, final = directory.saved(), directory.final_state()
+    if state is None and final is None:
+        raise RunError(f"{path} has neither a checkpoint nor a final model yet; continue it with fedfa run --resume")
+    experiment._known_preprocessing = directory.preprocessing()
+    experiment.restore(state or final, directory.metrics(), SavedClientStates(directory))
+    experiment._final_state = _after_final_pass(state, final)
+    return experiment
+
+
+def _after_final_pass(state: ServerState | None, final: ServerState | None) -> ServerState | None:
+    return final if state is not None and final is not None and final.round == state.round else None
