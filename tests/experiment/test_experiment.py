@@ -466,6 +466,11 @@ def test_an_unknown_value_of_a_record_is_named_with_the_known_ones(data: Federat
         ({"model": lambda: nn.Linear(6, 3)}, ModelError, "3 outputs, but the data have 4 classes"),
         ({"cohort": 7}, ConfigError, r"the cohort has 7 clients, but only 6 of 6 hold samples"),
         ({"cohort": 1.5}, ConfigError, r"cohort\.rate = 1\.5"),
+        ({"cohort": True}, ConfigError, "cohort = True: give a number of clients"),
+        ({"cohort": "5"}, ConfigError, "cohort = '5': give a number of clients"),
+        ({"local": {"lr": 0.1}}, ConfigError, r"local is \{'lr': 0\.1\}; give fedfa\.LocalTraining"),
+        ({"callbacks": print}, ConfigError, "callbacks is <built-in function print>; give a list"),
+        ({"callbacks": [3]}, ConfigError, r"callbacks is \[3\]; give a list of functions"),
         ({"algorithm": "fedavgg"}, AlgorithmError, "unknown method 'fedavgg'.*did you mean 'fedavg'"),
         ({"algorithm": 3}, AlgorithmError, "algorithm is 3; give an expression"),
         ({"evaluate_every": 0}, ConfigError, r"evaluation\.every = 0"),
@@ -476,6 +481,28 @@ def test_an_unknown_value_of_a_record_is_named_with_the_known_ones(data: Federat
 def test_wrong_arguments(data: Federation, arguments: dict[str, Any], kind: type[FedfaError], message: str) -> None:
     with pytest.raises(kind, match=message):
         experiment(**{"data": data, **arguments})
+
+
+@pytest.mark.parametrize("count", [1.5, -1, "2", True])
+def test_a_wrong_number_of_rounds(data: Federation, count: Any) -> None:
+    found = experiment(data)
+    with pytest.raises(ConfigError, match=r"rounds\(.*\): give the number of further rounds"):
+        found.rounds(count)
+    assert list(found.rounds(0)) == []
+    assert len(list(found.rounds(np.int64(1)))) == 1
+
+
+def test_a_loop_cannot_be_given_other_local_training(data: Federation) -> None:
+    with pytest.raises(ConfigError, match=r"local is \{'lr': 1\}"):
+        experiment(data).local = {"lr": 1}  # type: ignore[assignment]  # the test is about it
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_directory_of_other_files_is_left_alone(data: Federation, tmp_path: Path, overwrite: bool) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(RunError, match="holds files that are no run"):
+        trained(experiment(data), 1).save(tmp_path, overwrite=overwrite)
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 def test_wrong_options() -> None:

@@ -15,6 +15,7 @@ from fedfa.data.raw import RawDataSet
 from fedfa.data.samples import DataOrigin, DataSet
 from fedfa.data.sets import DEFINITIONS
 from fedfa.data.user_data import from_path
+from fedfa.error_messages import nearest
 from fedfa.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,8 @@ def load(
     path = Path(name).expanduser()
     if not path.exists():
         raise DataError(
-            f"{name!r} is neither a known data set nor a path that exists. Known are: {', '.join(DEFINITIONS)}. "
+            f"{name!r} is neither a known data set nor a path that exists{nearest(name, DEFINITIONS)}. Known are: "
+            f"{', '.join(DEFINITIONS)}. "
             "A path names an .npz file or a folder of class folders."
         )
     if source is not None:

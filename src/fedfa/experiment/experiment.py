@@ -101,6 +101,8 @@ class Experiment:
                 f"data is a {type(data).__name__}; give a federation: fedfa.data.load(NAME).split('shards:2', "
                 "clients=…), or for your own arrays fedfa.data.dataset_from((x, y)).split(…)"
             )
+        if isinstance(cohort, bool | str):
+            raise ConfigError(f"cohort = {cohort!r}: give a number of clients, or a share of all clients as a float")
         layer: dict[str, Any] = {
             "seed": seed,
             "device": device,
@@ -118,7 +120,7 @@ class Experiment:
             expression, options = expression_of(algorithm)
             layer["algorithm"] = {"name": expression, **options}
         if local is not None:
-            layer["local"] = local.model_dump(exclude_none=True)
+            layer["local"] = _local_training(local).model_dump(exclude_none=True)
         if isinstance(model, str):
             layer["model"] = {"name": model}
         if planned_rounds is not None:
@@ -157,6 +159,8 @@ class Experiment:
         self, config: Config, model: ModelSource | None, data: DataSource | None, callbacks: Sequence[Callback]
     ) -> None:
         self.config = with_own(config, model, data)
+        if callable(callbacks) or not all(map(callable, callbacks)):
+            raise ConfigError(f"callbacks is {callbacks!r}; give a list of functions of (experiment, record)")
         self.callbacks = list(callbacks)
         self.records: list[RoundRecord] = []
         """The records of all rounds so far."""
@@ -259,7 +263,7 @@ class Experiment:
 
     @local.setter
     def local(self, local: LocalTraining) -> None:
-        self.config = self.config.model_copy(update={"local": local})
+        self.config = self.config.model_copy(update={"local": _local_training(local)})
 
     def origin(self) -> dict[str, str]:
         """Fingerprints of what a result depends on besides the config."""
@@ -297,9 +301,12 @@ class Experiment:
             The record of each round; after the last one that of the final pass, for algorithms that have one.
 
         Raises:
-            ConfigError: The algorithm follows a schedule over the planned rounds, and these would be exceeded.
+            ConfigError: The count is no whole number, or the algorithm follows a schedule over the planned rounds, and
+                these would be exceeded.
         """
-        last = self.config.rounds if count is None else self.state.round + count
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 0):
+            raise ConfigError(f"rounds({count!r}): give the number of further rounds, a whole number")
+        last = self.config.rounds if count is None else self.state.round + int(count)
         self._plan_rounds(last)
         steps = self._rounds(last)
         return show_progress(steps, last - self.state.round, self.config.algorithm.name, progress)
@@ -560,6 +567,12 @@ def _plain_values(callback: Callback, added: Any, record: RoundRecord) -> dict[s
                 f"callback {name!r} returned {key!r} = {value!r}: {error}; return plain numbers or text"
             ) from None
     return plain
+
+
+def _local_training(local: LocalTraining) -> LocalTraining:
+    if not isinstance(local, LocalTraining):
+        raise ConfigError(f"local is {local!r}; give fedfa.LocalTraining(epochs=5, batch_size=64, lr=0.01)")
+    return local
 
 
 def _rounded(value: float, digits: int = 4) -> float:

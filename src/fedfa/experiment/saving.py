@@ -46,6 +46,8 @@ def save(experiment: Experiment, path: Path, *, overwrite: bool = False) -> Path
     summary = summarise(experiment, records, source_commit()) if records and state.round else None
     target = RunDirectory(path)
     target.check_writable(overwrite=overwrite)
+    if path.is_dir() and any(path.iterdir()) and not (path / "config.toml").exists():
+        raise RunError(f"{path} holds files that are no run; choose a new directory")
     # Written beside its place first: a failure leaves the run that is there as it was.
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     shutil.rmtree(beside, ignore_errors=True)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from fedfa.error_messages import nearest
 from fedfa.errors import DataError
 
 
@@ -129,7 +130,10 @@ def parse_partition(text: str) -> AnyPartition:
     outer, slash, inner = text.strip().partition("/")
     kind, *values = outer.split(":")
     if kind not in _BY_POSITION:
-        raise DataError(f"partition {text!r}: unknown kind {kind!r}; choose one of {', '.join(_BY_POSITION)}")
+        raise DataError(
+            f"partition {text!r}: unknown kind {kind!r}{nearest(kind, _BY_POSITION)}; choose one of "
+            f"{', '.join(_BY_POSITION)}"
+        )
     names = _BY_POSITION[kind]
     if len(values) > len(names):
         takes = ":".join([kind, *(name.upper() for name in names)])
