@@ -102,8 +102,13 @@ def digest(path: Path) -> str:
 
 
 def environment() -> dict[str, str]:
-    """What bits depend on besides the code."""
-    return {"processor": processor_name(), "torch": torch.__version__}
+    """What bits depend on besides the code. Processors of one name can differ, hence the numbers of the kind."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
+    values = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    kind = "/".join(values.get(key, "?") for key in ("cpu family", "model", "stepping"))
+    kernels = torch.backends.cpu.get_cpu_capability()
+    return {"processor": f"{processor_name()} {kind}", "kernels": kernels, "torch": torch.__version__}
 
 
 def compute(name: str, arguments: list[str]) -> str:

@@ -1,7 +1,8 @@
 """What all contender programs share: tasks, data as plain arrays, the network in plain torch, clock and report.
 
-Imports numpy and torch only, because the programs of other simulators import it in environments without fedfa. All
-contenders therefore train the same network on the same clients and count the same work.
+Imports numpy and torch only, because the programs of other simulators import it in environments without fedfa; and
+these where they are used, because clock and report need neither. All contenders train the same network on the same
+clients and count the same work.
 """
 
 from __future__ import annotations
@@ -9,16 +10,16 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 # Environment of a contender: directory of the arrays, file for the report, wall-clock time of its launch.
 ENV_ARRAYS, ENV_RESULT, ENV_STARTED = "FEDFA_BENCH_ARRAYS", "FEDFA_BENCH_RESULT", "FEDFA_BENCH_STARTED"
@@ -65,6 +66,9 @@ def arrays_file(task: Task, directory: Path | None = None) -> Path:
 
 def client_tensors(task: Task) -> list[tuple[Tensor, Tensor]]:
     """Normalised inputs and labels of each client."""
+    import numpy as np
+    import torch
+
     with np.load(arrays_file(task), allow_pickle=False) as file:
         x, y = (torch.from_numpy(file[name]).split(task.samples) for name in "xy")
     return [(inputs.clone(), labels.clone()) for inputs, labels in zip(x, y, strict=True)]
@@ -77,6 +81,9 @@ def network(task: Task, *, pool_first: bool = False) -> nn.Sequential:
         task: The task.
         pool_first: Max-pool before ReLU: the same function with less work.
     """
+    import torch
+    from torch import nn
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         if task.name == MLP.name:
@@ -120,7 +127,7 @@ def report(ends: Sequence[float], began: float | None = None, **more: Any) -> No
         seconds=slot_means([late - early for early, late in pairwise(ends)]),
         first=ends[0] - started,
         **({} if began is None else {"startup": began - started}),
-        versions={"torch": torch.__version__, "numpy": np.__version__},
+        versions={name: sys.modules[name].__version__ for name in ("torch", "numpy") if name in sys.modules},
         **more,
     )
 
