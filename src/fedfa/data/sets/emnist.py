@@ -10,8 +10,8 @@ import numpy as np
 
 from fedfa.data.definition import DataSetDefinition, Edition, Reader
 from fedfa.data.file_finder import FileFinder
+from fedfa.data.formats.arrays import parse_idx, read_idx
 from fedfa.data.formats.femnist import SamplesByWriter, read_leaf, read_tff
-from fedfa.data.formats.idx import parse_idx, read_idx
 from fedfa.data.formats.untrusted_files import zip_member
 from fedfa.data.providers import WebFiles
 from fedfa.data.raw import Array, RawDataSet, RawSamples

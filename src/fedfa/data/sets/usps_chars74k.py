@@ -9,8 +9,8 @@ import numpy as np
 
 from fedfa.data.definition import DataSetDefinition, Edition, Reader
 from fedfa.data.file_finder import FileFinder
+from fedfa.data.formats.arrays import read_label_and_values, read_libsvm, read_npz
 from fedfa.data.formats.pictures import read_picture
-from fedfa.data.formats.tables import read_label_and_values, read_libsvm, read_npz
 from fedfa.data.providers import WebFiles
 from fedfa.data.raw import Array, RawDataSet, RawSamples
 from fedfa.data.resize import resize
