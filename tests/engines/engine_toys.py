@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedfa.data import DataSet, Federation
-from fedfa.data.partitions import Partition
+from fedfa.data import DataSet, Federation, Partition
 from fedfa.engines.local import LocalEngine
 from fedfa.engines.process_engine import ProcessEngine
 from fedfa.experiment.build import ModelSource

@@ -92,16 +92,3 @@ _AUTHORS: Mapping[str, Normalisation] = {
 
 #: Named normalisations: constants by data set. Data sets that are not listed use their own statistics.
 NORMALISATIONS: Mapping[str, Mapping[str, Normalisation]] = {"dataset": {}, "authors": _AUTHORS}
-
-
-def named_normalisation(name: str, dataset: str, statistics: Normalisation) -> Normalisation:
-    """Constants of a named normalisation for a data set.
-
-    Args:
-        name: A key of :data:`NORMALISATIONS`.
-        dataset: Name of the data set.
-        statistics: The data set's own statistics, the default.
-    """
-    if name not in NORMALISATIONS:
-        raise DataError(f"unknown normalisation {name!r}; choose one of {', '.join(NORMALISATIONS)}")
-    return NORMALISATIONS[name].get(dataset, statistics)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedfa.data.normalise import Normalisation, named_normalisation
+from fedfa.data.normalise import NORMALISATIONS, Normalisation
 from fedfa.data.preprocessing import InputKind, Preprocessing
 from fedfa.errors import DataError
 
 if TYPE_CHECKING:
     from fedfa.data.federation import Federation
-    from fedfa.data.partitions import AnyPartition
+    from fedfa.data.partitions.specs import AnyPartition
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -153,9 +153,11 @@ class DataSet:
 
     def normalised(self, name: str) -> DataSet:
         """The same data with a named normalisation: ``"dataset"`` or ``"authors"``."""
+        if name not in NORMALISATIONS:
+            raise DataError(f"unknown normalisation {name!r}; choose one of {', '.join(NORMALISATIONS)}")
         stored = self.manifest.get("normalisation")
         statistics = Normalisation.from_dict(stored) if isinstance(stored, Mapping) else self.normalisation
-        changed = replace(self, normalisation=named_normalisation(name, self.name, statistics))
+        changed = replace(self, normalisation=NORMALISATIONS[name].get(self.name, statistics))
         return changed.with_origin(self.origin and replace(self.origin, normalisation=name))
 
     def preprocessing(self) -> Preprocessing:
