@@ -164,7 +164,7 @@ def local_models(experiment: Experiment) -> dict[int, Tensors]:
     """The models of the first round's clients, read off their contributions: start + sum / weight."""
     state = experiment.training.init()
     cohort = experiment.cohort(0)
-    plan = experiment.plan(state, experiment.config.local.in_round(0))
+    plan = experiment.training.plan(state, experiment.config.local.in_round(0))
     models = {}
     for result in experiment.engine().train(plan, cohort, lambda _: {}):
         entry = result.contribution["fedavg/model"]

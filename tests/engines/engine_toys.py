@@ -57,7 +57,7 @@ def process_engine(experiment: Experiment, workers: int, **more: Any) -> Iterato
 def plan_of(experiment: Experiment, round: int = 0) -> RoundPlan:
     """The plan of a round, with the weights that the network has now."""
     state = replace(experiment.training.init(), round=round)
-    return experiment.plan(state, experiment.local.in_round(round))
+    return experiment.training.plan(state, experiment.local.in_round(round))
 
 
 def nothing(_client: int) -> ComponentTensors:

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedfa.errors import RunError
+from fedfa.learning.evaluate import Evaluation
+from fedfa.learning.round import RoundStatistics
 
 
 class RoundRecord(Mapping[str, Any]):
@@ -19,6 +28,49 @@ class RoundRecord(Mapping[str, Any]):
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = dict(values)
+
+    @classmethod
+    def of(
+        cls, round: int, evaluation: Mapping[str, Any], measured: RoundStatistics, more: Mapping[str, Any]
+    ) -> RoundRecord:
+        """The record of a round that was just trained."""
+        values = {
+            "round": round,
+            **evaluation,
+            "train_loss": measured.train_loss,
+            "cohort": measured.clients,
+            "train_seconds": _rounded(measured.seconds),
+            "cpu_seconds": _rounded(measured.cpu_seconds),
+            "samples_per_second": _rounded(measured.samples / measured.seconds, 1),
+            "bytes_up": measured.bytes_up,
+            "bytes_down": measured.bytes_down,
+            "learning_rate": measured.lr,
+            **more,
+        }
+        return cls(values)
+
+    def extended(self, added: Any, callback: str) -> RoundRecord:
+        """The record with what a callback returned, as values for JSON.
+
+        Raises:
+            RunError: It is no mapping, replaces a value of the record, or holds something that JSON cannot express.
+        """
+        if not isinstance(added, Mapping):
+            raise RunError(f"callback {callback!r} returned {added!r}; return a dict of further values, or nothing")
+        if taken := [key for key in added if key in self]:
+            raise RunError(
+                f"callback {callback!r} returned {taken[0]!r}, which the record has already; choose another name"
+            )
+        plain = {}
+        for key, value in added.items():
+            plain[key] = value.tolist() if isinstance(value, Tensor | np.generic | np.ndarray) else value
+            try:
+                json.dumps(plain[key], allow_nan=False)
+            except (TypeError, ValueError) as error:
+                raise RunError(
+                    f"callback {callback!r} returned {key!r} = {value!r}: {error}; return plain numbers or text"
+                ) from None
+        return RoundRecord({**self, **plain})
 
     @property
     def round(self) -> int:
@@ -81,3 +133,15 @@ class RoundRecord(Mapping[str, Any]):
         shown = {name: self._values.get(name) for name in ("accuracy", "loss", "train_loss")}
         parts = [f"{name}={value:.4f}" for name, value in shown.items() if value is not None]
         return f"RoundRecord({', '.join([f'round={self.round}', *parts])})"
+
+
+def evaluation_values(evaluation: Evaluation | None) -> dict[str, Any]:
+    """An evaluation as values of a record; all None where there was none."""
+    if evaluation is None:
+        return dict.fromkeys(("accuracy", "loss", "class_accuracy", "domain_accuracy"))
+    loss = evaluation.loss if math.isfinite(evaluation.loss) else None  # JSON has no infinity
+    return {**vars(evaluation), "loss": loss}
+
+
+def _rounded(value: float, digits: int = 4) -> float:
+    return float(f"{value:.{digits}f}")
