@@ -7,6 +7,7 @@ and exports.
 from __future__ import annotations
 
 import os
+import statistics
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -94,8 +95,7 @@ class RecordedRun:
             found.pop("cpu_seconds", None)  # older records lack it; a partial sum would mislead
         last = [record["accuracy"] for record in self.evaluated][-10:]
         if last:
-            mean = sum(last) / len(last)
-            found["swing"] = (sum((value - mean) ** 2 for value in last) / len(last)) ** 0.5
+            found["swing"] = statistics.pstdev(last)
         return found
 
     def accuracy(self, measure: Measure = "final") -> float:
