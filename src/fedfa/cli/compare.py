@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
+from fedfa.cli.common import plain_table
 from fedfa.cli.progress import RoundsProgress
 from fedfa.errors import AlgorithmError, ConfigError, FedfaError
 
@@ -49,10 +49,8 @@ def run_compare(
         written = f"{escape(str(out / 'table.md'))}, table.tex and table.csv"
         console.print(f"Also in {written}; the runs' records are beside them.", soft_wrap=True)
     else:
-        console.print(
-            f"No run is complete, so no table is made; tables in {escape(str(out))} are left as they were.",
-            soft_wrap=True,
-        )
+        text = f"No run is complete, so no table is made; tables in {escape(str(out))} are left as they were."
+        console.print(text, soft_wrap=True)
     if failed := [f"{name}: {reason}" for name, reason in missing.items() if name not in work.busy]:
         raise FedfaError("\n".join(failed))
 
@@ -158,12 +156,10 @@ def _width(column: Sequence[str]) -> int:
 
 
 def _print_table(console: Console, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table(box=None, padding=(0, 1, 0, 0))
-    for number, title in enumerate(header):
-        longest = max(len(row[number]) for row in rows)  # where room lacks, titles are folded, not numbers
-        table.add_column(escape(title), min_width=longest, justify="right" if number else "left")
-    for row in rows:
-        table.add_row(*map(escape, row))
+    table = plain_table(header, rows)
+    table.padding = (0, 1, 0, 0)
+    for number, column in enumerate(table.columns):
+        column.min_width = max(len(row[number]) for row in rows)  # where room lacks, titles are folded, not numbers
     console.print(table)
 
 

@@ -7,19 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from fedfa.cli.common import DataDir, console, say
+
 if TYPE_CHECKING:
     from fedfa.data import DataSet, Federation
 
 app = typer.Typer(no_args_is_help=True)
-console = Console()
-
-DataDir = Annotated[Path | None, typer.Option(help="Data directory; default: $FEDFA_DATA, else ~/.cache/fedfa.")]
 Offline = Annotated[bool, typer.Option("--offline", help="Make no network call.")]
 Source = Annotated[Path | None, typer.Option("--from", help="Folder with the set's files.")]
 
@@ -44,16 +42,12 @@ def list_(data_dir: DataDir = None) -> None:
             definition.name,
             "[green]yes[/]" if cache.is_cached(directory, definition.name) else "–",
             f"{counts.train:,} + {counts.test:,}" if counts and counts.train else "",
-            "×".join(str(size) for size in definition.shape),
+            "×".join(map(str, definition.shape)),
             str(len(definition.classes)),
             definition.made_of or ", ".join(dict.fromkeys(sources)),
         )
     console.print(table)
-    console.print(
-        f"\nData directory: {escape(str(directory))}. Your own: an .npz file or a folder of class folders.",
-        soft_wrap=True,
-        highlight=False,
-    )
+    say(f"\nData directory: {escape(str(directory))}. Your own: an .npz file or a folder of class folders.")
 
 
 @app.command()
@@ -113,16 +107,15 @@ def show(
     _describe(dataset, None)
     if spec is None:
         if picture is not None:
-            console.print(f"picture: {escape(str(contact_sheet(dataset, picture)))}", soft_wrap=True)
+            say(f"picture: {escape(str(contact_sheet(dataset, picture)))}")
         return
     federation = dataset.split(spec, clients, seed)
     title = f"{dataset.name}, {partition_text(spec)}, {len(federation):,} clients, seed {seed}"
     console.print()
     console.print(_table(federation, rows))
-    console.print(f"\n{federation.summary()}", soft_wrap=True, highlight=False)
+    say(f"\n{federation.summary()}")
     if picture is not None:
-        drawn = partition_picture(federation, picture, title=title, style=style)
-        console.print(f"picture: {escape(str(drawn))}", soft_wrap=True)
+        say(f"picture: {escape(str(partition_picture(federation, picture, title=title, style=style)))}")
 
 
 class _Downloads:
@@ -176,7 +169,7 @@ def _describe(dataset: DataSet, seconds: float | None) -> None:
         lines.append(f"  {part} by class: {listed}{writers}")
     if "terms" in dataset.manifest:
         lines.append(f"  terms: {dataset.manifest['terms']}")
-    console.print("\n".join(lines), soft_wrap=True, highlight=False)
+    say("\n".join(lines))
 
 
 def _table(federation: Federation, rows: int) -> Table:
