@@ -2,7 +2,6 @@
 
 from fedfa.data.federation import ClientSamples, Federation, FederationOrigin, SplitSummary
 from fedfa.data.loading import known_names, load
-from fedfa.data.normalise import NORMALISATIONS, Normalisation
 from fedfa.data.partitions.assignment import Partition
 from fedfa.data.partitions.rules import number_of_clients, partition
 from fedfa.data.partitions.specs import (
@@ -18,7 +17,7 @@ from fedfa.data.partitions.specs import (
     parse_partition,
     partition_text,
 )
-from fedfa.data.preprocessing import Preprocessing
+from fedfa.data.preprocessing import NORMALISATIONS, Normalisation, Preprocessing
 from fedfa.data.samples import DataOrigin, DataSet, Samples
 from fedfa.data.user_data import dataset_from
 

@@ -1,18 +1,71 @@
-"""Definition of a data set: how to read it, where to get it, and how to verify it."""
+"""Definition of a data set: how to find and read its files, where to get them, and how to verify them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Protocol
 
 import numpy as np
 
-from fedfa.data.file_finder import FileFinder, FilesNotFoundError, LoadOther
 from fedfa.data.formats.untrusted_files import check_md5
 from fedfa.data.raw import RawDataSet
+from fedfa.data.samples import DataSet
 from fedfa.errors import DataError
+
+#: Loads another data set that the wanted one is built from.
+LoadOther = Callable[[str], DataSet]
+
+
+class FilesNotFoundError(Exception):
+    """A folder lacks the files that a reader needs; another reader or folder may be tried."""
+
+
+class FileFinder:
+    """Finds files by name in a folder.
+
+    Sub-folders named after the data set come first, three levels deep, then the folder itself, so that one folder may
+    hold many sets with equal file names.
+
+    Args:
+        folder: Folder to search.
+        names: Names of sub-folders that belong to the data set, e.g. ``("svhn", "SVHN")``.
+        load: Loads another data set, for readers of sets that are built from it.
+    """
+
+    def __init__(self, folder: Path, names: tuple[str, ...], load: LoadOther) -> None:
+        starts = [folder / name for name in names if (folder / name).is_dir()]
+        self._folders = [below for start in starts for below in _folders_below(start, depth=3)] + [folder]
+        self.load = load
+
+    def find(self, *names: str) -> Path:
+        """The first file with one of these names.
+
+        Raises:
+            FilesNotFoundError: There is none.
+        """
+        return self._first(names, Path.is_file, "")
+
+    def find_folder(self, *names: str) -> Path:
+        """The first sub-folder with one of these names; raises like :meth:`find`."""
+        return self._first(names, Path.is_dir, "/")
+
+    def _first(self, names: tuple[str, ...], exists: Callable[[Path], bool], mark: str) -> Path:
+        for folder in self._folders:
+            for name in names:
+                if exists(folder / name):
+                    return folder / name
+        raise FilesNotFoundError(" or ".join(f"{name}{mark}" for name in names))
+
+
+def _folders_below(start: Path, depth: int) -> Iterator[Path]:
+    yield start
+    if depth:
+        for child in sorted(start.iterdir()):
+            if child.is_dir() and not child.name.startswith("."):
+                yield from _folders_below(child, depth - 1)
+
 
 #: Called with ``(what, done, total)`` during downloads; the total may be unknown.
 Progress = Callable[[str, int, int | None], None]

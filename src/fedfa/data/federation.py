@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedfa.data.normalise import Normalisation
 from fedfa.data.partitions.assignment import IntArray, Partition
 from fedfa.data.partitions.rules import number_of_clients, partition
 from fedfa.data.partitions.specs import AnyPartition, parse_partition, partition_text
+from fedfa.data.preprocessing import Normalisation
 from fedfa.data.samples import DataOrigin, DataSet, Samples
 
 

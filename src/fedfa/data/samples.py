@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedfa.data.normalise import NORMALISATIONS, Normalisation
-from fedfa.data.preprocessing import InputKind, Preprocessing
+from fedfa.data.preprocessing import NORMALISATIONS, InputKind, Normalisation, Preprocessing
 from fedfa.errors import DataError
 
 if TYPE_CHECKING:

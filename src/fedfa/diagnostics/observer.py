@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedfa.data import Federation
 from fedfa.diagnostics import measures
-from fedfa.diagnostics.client_probe import (
+from fedfa.diagnostics.probe import (
     CLIENTS,
     COUNTS,
     FEATURES,
@@ -23,10 +23,10 @@ from fedfa.diagnostics.client_probe import (
     INPUTS,
     UPDATE,
     ClientProbe,
+    Probe,
     features_of,
     head_of,
 )
-from fedfa.diagnostics.probe import Probe
 from fedfa.errors import RunError
 from fedfa.learning.client import ClientResult, RoundPlan
 from fedfa.learning.round import ServerState

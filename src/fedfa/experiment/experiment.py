@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from fedfa.algorithms.registry import expression_of
 from fedfa.data import Federation
 from fedfa.data.preprocessing import Preprocessing
-from fedfa.diagnostics.client_probe import ClientProbe
 from fedfa.diagnostics.observer import Observation, Observer, Schedule
-from fedfa.diagnostics.probe import Probe
+from fedfa.diagnostics.probe import ClientProbe, Probe
 from fedfa.engines.engine import Engine
 from fedfa.engines.local import LocalEngine, scores_of
 from fedfa.errors import AlgorithmError, ConfigError, DataError, RunError

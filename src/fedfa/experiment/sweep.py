@@ -152,7 +152,9 @@ def _resolve(layers: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> Con
     try:
         return Config.resolve(*layers, own)
     except ConfigError as error:
-        tables = {key for layer in layers for key, value in layer.get("algorithm", {}).items() if _is_table(value)}
+        tables = {
+            key for layer in layers for key, value in layer.get("algorithm", {}).items() if isinstance(value, Mapping)
+        }
         mine = {kind.name for kind in component_types(methods_of(absolute_files(own["algorithm"]["name"])))}
         if foreign := sorted(tables - mine):
             component = foreign[0]
@@ -161,10 +163,6 @@ def _resolve(layers: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> Con
                 f"algorithm.{component}: --set with.{component}.OPTION=VALUE"
             ) from None
         raise
-
-
-def _is_table(value: object) -> bool:
-    return isinstance(value, Mapping)
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol, cast
 
 import torch
@@ -32,35 +32,29 @@ def join(values: Sequence[Any]) -> Any:
         {'shift': tensor([[1, 2],
                 [5, 6]]), 'steps': 3}
     """
-    first = values[0]
-    if isinstance(first, Tensor):
-        return torch.stack(list(values))
-    if isinstance(first, dict):
-        return {key: join([value[key] for value in values]) for key in first}
-    if isinstance(first, list | tuple):
-        return type(first)(join(items) for items in zip(*values, strict=True))
-    if dataclasses.is_dataclass(first):
-        joined = copy.copy(first)
-        for name in vars(first):
-            setattr(joined, name, join([getattr(value, name) for value in values]))
-        return joined
-    return first
+    return _map(lambda *tensors: torch.stack(tensors), *values)
 
 
 def slice_of(value: Any, client: int) -> Any:
     """One client's slice of a joined value; tensors are views."""
-    if isinstance(value, Tensor):
-        return value[client]
-    if isinstance(value, dict):
-        return {key: slice_of(item, client) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(slice_of(item, client) for item in value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        own = copy.copy(value)
-        for name in vars(value):
-            setattr(own, name, slice_of(getattr(value, name), client))
-        return own
-    return value
+    return _map(lambda tensor: tensor[client], value)
+
+
+def _map(change: Callable[..., Tensor], *values: Any) -> Any:
+    """Values of one structure as one of the same structure: tensors are changed, of anything else the first is kept."""
+    first = values[0]
+    if isinstance(first, Tensor):
+        return change(*values)
+    if isinstance(first, dict):
+        return {key: _map(change, *(value[key] for value in values)) for key in first}
+    if isinstance(first, list | tuple):
+        return type(first)(_map(change, *items) for items in zip(*values, strict=True))
+    if dataclasses.is_dataclass(first) and not isinstance(first, type):
+        made = copy.copy(first)
+        for name in vars(first):
+            setattr(made, name, _map(change, *(getattr(value, name) for value in values)))
+        return made
+    return first
 
 
 class _Samples(Protocol):

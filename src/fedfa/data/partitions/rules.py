@@ -127,7 +127,8 @@ def by_writer(writers: IntArray, clients: int, rng: np.random.Generator) -> Part
 
 def iid(labels: IntArray, clients: int, rng: np.random.Generator) -> Partition:
     """A random permutation cut into equal pieces."""
-    return _contiguous(rng.permutation(len(labels)), clients)
+    sizes = _equal_sizes(len(labels), clients)
+    return Partition(rng.permutation(len(labels)).astype(np.int64), np.concatenate([[0], np.cumsum(sizes)]))
 
 
 def shards(labels: IntArray, spec: Shards, clients: int, rng: np.random.Generator) -> Partition:
@@ -211,10 +212,6 @@ def _equal_sizes(total: int, parts: int) -> IntArray:
     """``parts`` sizes that sum to ``total`` and differ by at most one, the larger ones spread evenly."""
     ends = np.arange(parts + 1, dtype=np.int64) * total // parts
     return np.diff(ends)
-
-
-def _contiguous(order: IntArray, clients: int) -> Partition:
-    return Partition(order.astype(np.int64), np.concatenate([[0], np.cumsum(_equal_sizes(len(order), clients))]))
 
 
 def _deal_classes(clients: int, per_client: int, num_classes: int, rng: np.random.Generator) -> IntArray:

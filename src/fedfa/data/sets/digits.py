@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedfa.data.definition import DataSetDefinition, Edition
-from fedfa.data.file_finder import LoadOther
+from fedfa.data.definition import DataSetDefinition, Edition, LoadOther
 from fedfa.data.optional_imports import import_optional
 from fedfa.data.raw import RawDataSet, RawSamples
 from fedfa.data.sets.checksums import CHECKSUMS

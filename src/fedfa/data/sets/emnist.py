@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedfa.data.definition import DataSetDefinition, Edition, Reader
-from fedfa.data.file_finder import FileFinder
+from fedfa.data.definition import DataSetDefinition, Edition, FileFinder, Reader
 from fedfa.data.formats.arrays import parse_idx, read_idx
 from fedfa.data.formats.femnist import SamplesByWriter, read_leaf, read_tff
 from fedfa.data.formats.untrusted_files import zip_member

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedfa.data.definition import DataSetDefinition, Edition
-from fedfa.data.file_finder import LoadOther
+from fedfa.data.definition import DataSetDefinition, Edition, LoadOther
 from fedfa.data.raw import Array, RawDataSet, RawSamples
 from fedfa.data.resize import resize
 from fedfa.data.sets.checksums import CHECKSUMS

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fedfa.data.definition import DataSetDefinition, Edition, Reader
-from fedfa.data.file_finder import FileFinder
+from fedfa.data.definition import DataSetDefinition, Edition, FileFinder, Reader
 from fedfa.data.formats.arrays import read_idx
 from fedfa.data.providers import DebianPackage, HubDataset, NpmPackage, WebFiles
 from fedfa.data.raw import RawDataSet, RawSamples

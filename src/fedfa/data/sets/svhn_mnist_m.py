@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedfa.data.definition import DataSetDefinition, Edition, Reader
-from fedfa.data.file_finder import FileFinder
+from fedfa.data.definition import DataSetDefinition, Edition, FileFinder, Reader
 from fedfa.data.formats.arrays import read_mat, read_npz
 from fedfa.data.formats.pictures import read_mosaic, read_picture
 from fedfa.data.formats.untrusted_files import content, reading

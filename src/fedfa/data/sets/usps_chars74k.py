@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedfa.data.definition import DataSetDefinition, Edition, Reader
-from fedfa.data.file_finder import FileFinder
+from fedfa.data.definition import DataSetDefinition, Edition, FileFinder, Reader
 from fedfa.data.formats.arrays import read_label_and_values, read_libsvm, read_npz
 from fedfa.data.formats.pictures import read_picture
 from fedfa.data.providers import WebFiles
