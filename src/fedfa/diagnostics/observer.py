@@ -150,7 +150,7 @@ class Observer:
             "cka": {"mean": measures.pairs_mean(cka), "matrix": cka},
             **self._classifiers(features, global_features, [response[HEAD] for response in responses.values()]),
             "drift": self._drift([response[UPDATE] for response in responses.values()]),
-            "anchors": {name: _anchor_geometry(*tensors) for name, tensors in anchors.items()},
+            "anchors": {name: measures.anchor_geometry(*tensors) for name, tensors in anchors.items()},
         }
         stored = None
         if self.schedule.stores(after.round):
@@ -276,16 +276,6 @@ def _pair_similarity(features: Tensor, labels: Tensor, own: Tensor) -> dict[str,
         "negative_mean": negative.mean,
         "positive_pairs": positive.pairs,
         "negative_pairs": negative.pairs,
-    }
-
-
-def _anchor_geometry(before: Tensor, after: Tensor) -> dict[str, Any]:
-    found = measures.geometry(before, after)
-    return {
-        "norms": found.norms,
-        "movement": found.movement,
-        "mean_cosine": measures.pairs_mean(found.cosines),
-        "cosines": found.cosines,
     }
 
 
