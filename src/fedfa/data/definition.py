@@ -26,12 +26,7 @@ class FileFinder:
     """Finds files by name in a folder.
 
     Sub-folders named after the data set come first, three levels deep, then the folder itself, so that one folder may
-    hold many sets with equal file names.
-
-    Args:
-        folder: Folder to search.
-        names: Names of sub-folders that belong to the data set, e.g. ``("svhn", "SVHN")``.
-        load: Loads another data set, for readers of sets that are built from it.
+    hold many sets with equal file names. ``load`` loads another data set, for readers of sets that are built from it.
     """
 
     def __init__(self, folder: Path, names: tuple[str, ...], load: LoadOther) -> None:
@@ -136,19 +131,14 @@ class DataSetDefinition:
     """A data set that can be loaded by name.
 
     Attributes:
-        name: That name.
-        title: One line about it.
-        classes: Names of its classes.
         shape: Height, width and channels of an image.
         homepage: Address of its description.
         terms: Licence or terms of use.
         editions: Contents that are accepted; empty accepts any.
-        readers: Readers of its file formats.
         providers: Network sources, in order.
         make: Generates the set, where it is not read from files.
         made_of: What it is generated from.
         folders: Names of sub-folders that hold its files.
-        domains: Names of its domains.
     """
 
     name: str

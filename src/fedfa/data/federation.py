@@ -63,13 +63,7 @@ class ClientSamples:
 
 @dataclass(frozen=True, kw_only=True)
 class FederationOrigin(DataOrigin):
-    """How a federation was made: the data set's origin and the arguments of :meth:`DataSet.split`.
-
-    Attributes:
-        partition: Specification of the partition.
-        clients: Number of clients.
-        seed: Seed of the split.
-    """
+    """How a federation was made: the data set's origin and the arguments of :meth:`DataSet.split`."""
 
     partition: AnyPartition
     clients: int
@@ -88,12 +82,8 @@ class SplitSummary:
     """Key figures of a split; as text, one line.
 
     Attributes:
-        clients: Number of clients.
         samples: Number of training samples.
         assigned: Number of samples that a client holds.
-        smallest: Size of the smallest client.
-        median: Median size.
-        largest: Size of the largest client.
         empty: Number of clients without samples.
         classes_held: Mean number of classes of a client with samples.
         label_skew: Mean total-variation distance between a client's label distribution and that of all samples,

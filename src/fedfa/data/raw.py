@@ -67,8 +67,6 @@ class RawDataSet:
     """A whole data set as read from files, not verified yet.
 
     Attributes:
-        train: Training samples.
-        test: Test samples.
         files: The file that an array came from, for error messages: ``{"train.inputs": "train-images.gz"}``, or
             ``{"train": "train.mat"}`` where one file holds all arrays.
         notes: Further entries of the manifest.

@@ -112,15 +112,7 @@ def build_network(config: Config, example: Tensor, classes: int, model: ModelSou
 
 
 def build_engine(config: Config, training: Training, local: LocalEngine, cohort: int, state: ServerState) -> Engine:
-    """The engine that a config asks for.
-
-    Args:
-        config: The config.
-        training: The algorithm and its task.
-        local: Trains in this process; the other engines are built around it.
-        cohort: Clients in a round.
-        state: The current server state; stacked execution is tried from it.
-    """
+    """The engine that a config asks for: the local one, or one around it. Stacked execution is tried from the state."""
     asked, pooled = config.engine.workers, training.algorithm.pools_data
     if config.engine.kind == "ray":
         if config.engine.execution == "stacked":

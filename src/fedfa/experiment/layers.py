@@ -139,10 +139,7 @@ def current_keys(layer: Mapping[str, Any]) -> dict[str, Any]:
 def table(layer: Mapping[str, Any], key: str, instead: str) -> Mapping[str, Any]:
     """A table of a layer that is read before anything is validated; empty if there is none.
 
-    Args:
-        layer: A config layer as written.
-        key: Its name.
-        instead: What to write where a value stands in its place, which is refused.
+    A value in its place is refused with what to write instead.
 
     Example:
         >>> table({"data": {"clients": 3}}, "data", "data.KEY = VALUE")

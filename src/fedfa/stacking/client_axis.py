@@ -73,11 +73,7 @@ class _Subset(Protocol):
 
 
 class StackedSamples:
-    """The samples of several clients of one size, prepared for the network once.
-
-    Args:
-        each: The clients' samples.
-    """
+    """The samples of several clients of one size, prepared for the network once."""
 
     def __init__(self, each: Sequence[_Samples]) -> None:
         if all(hasattr(samples, "at") for samples in each):  # one access to the common data serves all

@@ -36,10 +36,6 @@ class NotStackableError(ModelError):
 class StackedModel(SplitModel):
     """K networks of one kind as one. Called with inputs ``[K, B, …]``, it returns features and logits ``[K, B, …]``.
 
-    Args:
-        model: The network to have K times.
-        clients: K.
-
     Raises:
         NotStackableError: A layer has no stacked form, or the network does not compute the same when it is stacked.
     """

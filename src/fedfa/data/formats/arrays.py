@@ -23,12 +23,7 @@ def read_idx(path: Path) -> Array:
 
 
 def parse_idx(data: bytes, name: str) -> Array:
-    """Read IDX bytes.
-
-    Args:
-        data: The bytes.
-        name: Name of the file in error messages.
-    """
+    """Read IDX bytes; ``name`` is that of the file, for error messages."""
     if len(data) < 4 or data[0] or data[1] or data[2] not in _TYPES or not data[3]:
         raise DataError(f"{name}: not an IDX file (its first bytes are {data[:4].hex() or 'missing'})")
     dtype = np.dtype(_TYPES[data[2]])

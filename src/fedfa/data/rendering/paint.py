@@ -15,17 +15,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def paint(labels: Ints, masks: Mask, grown: Mask, rng: Rng) -> npt.NDArray[np.uint8]:
-    """Paint one picture per label.
-
-    Args:
-        labels: The digits to paint.
-        masks: Digits of all fonts.
-        grown: The same, thickened, for outlines.
-        rng: Source of all random choices.
-
-    Returns:
-        ``uint8 [N, 32, 32, 3]``.
-    """
+    """Paint one picture per label, ``uint8 [N, 32, 32, 3]``; ``grown`` are thickened masks, for outlines."""
     count = len(labels)
     fonts = rng.integers(len(masks), size=count)
     places = _Places(count, rng)

@@ -17,13 +17,7 @@ _SEED = 1  # of the data set, the same for every run
 
 
 def render(count: int, part: int, seed: int = _SEED) -> RawSamples:
-    """Paint ``count`` digits, the ten classes in turn.
-
-    Args:
-        count: Number of digits.
-        part: 0 for training, 1 for test; each has a separate random stream.
-        seed: Seed of the whole set.
-    """
+    """Paint ``count`` digits, the ten classes in turn; part 0 (training) and 1 (test) have separate random streams."""
     masks, grown = digit_masks(), thickened_masks(4)
     labels = np.arange(count, dtype=np.int64) % 10
     blocks = [

@@ -133,15 +133,7 @@ def shape_outline(shape: str, x: float, y: float, r: float) -> list[Point]:
 
 # -- SVG --------------------------------------------------------------------------------------------------------------
 def inline_svg(drawing: Drawing, title: str, description: str, *, css: str, label: str) -> str:
-    """SVG for a page; colours are CSS variables of the page's theme.
-
-    Args:
-        drawing: The drawing.
-        title: Name for screen readers.
-        description: Description for screen readers.
-        css: CSS classes of the element.
-        label: Identifier, unique on the page.
-    """
+    """SVG for a page; colours are CSS variables of the page's theme, ``label`` is unique on the page."""
     plots = escape(json.dumps(drawing.plots, separators=(",", ":")))
     return (
         f'<svg class="{css}" viewBox="0 0 {_n(drawing.width)} {_n(drawing.height)}" role="img" '
