@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -66,7 +68,7 @@ def get(
 
     for name in names:
         began = time.perf_counter()
-        with _Downloads() as downloads:
+        with _downloads() as progress:
             dataset = load(
                 name,
                 data_dir=data_dir,
@@ -74,7 +76,7 @@ def get(
                 source=source,
                 again=again,
                 unverified=unverified,
-                progress=downloads.report,
+                progress=progress,
             )
         _describe(dataset, time.perf_counter() - began)
 
@@ -102,8 +104,8 @@ def show(
     from fedfa.report.partition_picture import contact_sheet, partition_picture
 
     spec = None if partition is None else parse_partition(partition)
-    with _Downloads() as downloads:
-        dataset = load(name, data_dir=data_dir, offline=offline, source=source, progress=downloads.report)
+    with _downloads() as progress:
+        dataset = load(name, data_dir=data_dir, offline=offline, source=source, progress=progress)
     _describe(dataset, None)
     if spec is None:
         if picture is not None:
@@ -118,32 +120,19 @@ def show(
         say(f"picture: {escape(str(partition_picture(federation, picture, title=title, style=style)))}")
 
 
-class _Downloads:
-    """Progress bars of downloads, on a terminal only."""
+@contextmanager
+def _downloads() -> Iterator[Callable[[str, int, int | None], None]]:
+    """Progress bars of downloads, on a terminal only; yields what to call with a name, what is done and the total."""
+    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), DownloadColumn()
+    tasks: dict[str, TaskID] = {}
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
 
-    def __init__(self) -> None:
-        self._bars = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._tasks: dict[str, Any] = {}
+        def report(what: str, done: int, total: int | None) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(escape(what), total=None)
+            bars.update(tasks[what], completed=done, total=total)
 
-    def __enter__(self) -> _Downloads:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.stop()
-
-    def report(self, what: str, done: int, total: int | None) -> None:
-        if what not in self._tasks:
-            self._tasks[what] = self._bars.add_task(escape(what), total=None)
-        self._bars.update(self._tasks[what], completed=done, total=total)
+        yield report
 
 
 def _describe(dataset: DataSet, seconds: float | None) -> None:

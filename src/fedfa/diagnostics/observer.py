@@ -7,7 +7,7 @@ from the results before aggregation.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -70,39 +70,33 @@ class Observation:
     """The probe features, if the schedule stores those of this round."""
 
 
+@dataclass
 class Observer:
     """Measures the scheduled rounds of one run.
-
-    Args:
-        schedule: The rounds to measure.
-        probe: The samples to measure on.
-        clients: Maximum number of clients of a round that are compared pairwise.
-        federation: The clients' data, for their domains.
-        model: Receives the weights of the global model.
-        shared: Whether there is a global model; False if clients have private tensors.
 
     Raises:
         RunError: The probe is empty.
     """
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        probe: Probe,
-        clients: int,
-        federation: Federation,
-        model: SplitModel,
-        shared: bool = True,
-    ) -> None:
-        if not len(probe.labels):
+    schedule: Schedule
+    probe: Probe
+    max_clients: int
+    """Maximum number of clients of a round that are compared pairwise."""
+    _federation: Federation
+    """The clients' data, for their domains."""
+    _model: SplitModel
+    """Receives the weights of the global model."""
+    shared: bool = True
+    """Whether there is a global model; False if clients have private tensors."""
+    _responses: dict[int, dict[str, Tensors]] = field(default_factory=dict, init=False)
+    _requested: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        if not len(self.probe.labels):
             raise RunError(
                 "diagnostics require test samples, but the data set has none; add some, or set diagnostics.every = 0 "
                 "and diagnostics.features = []"
             )
-        self.schedule, self.probe, self.max_clients = schedule, probe, clients
-        self._federation, self._model, self._shared = federation, model, shared
-        self._responses: dict[int, dict[str, Tensors]] = {}
-        self._requested = False
 
     def request(self, plan: RoundPlan, clients: Sequence[int]) -> RoundPlan:
         """Add the request to the plan if this round is due."""
@@ -133,7 +127,7 @@ class Observer:
         responses, self._responses = self._responses, {}
         probe, model = self.probe, self._model
         model.load(after.model)
-        global_features = features_of(model, probe.inputs.to(model.head.weight.device)).cpu() if self._shared else None
+        global_features = features_of(model, probe.inputs.to(model.head.weight.device)).cpu() if self.shared else None
         each = [response[FEATURES][FEATURES] for response in responses.values()]
         features = torch.stack(each) if each else torch.zeros(0, len(probe.labels), model.feature_dim)
         has_class, own = self._own_data(responses)

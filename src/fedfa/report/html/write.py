@@ -120,15 +120,7 @@ class Reporter:
     def _write(self, found: FoundRuns, *, refresh: int | None = None, figures: bool = False) -> Report:
         chapters = chapters_of(found.runs)
         method_styles = styles(method.name for chapter in chapters for method in chapter.methods)
-        page = Page(
-            chapters,
-            method_styles,
-            found.problems,
-            self._splits,
-            targets=self.targets,
-            refresh=refresh,
-            command=self.command,
-        )
+        page = Page(chapters, method_styles, found.problems, self._splits, self.targets, refresh, self.command)
         try:
             self.out.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self.out, page.html)
