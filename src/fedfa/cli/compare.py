@@ -14,7 +14,7 @@ from fedfa.cli.progress import RoundsProgress
 from fedfa.errors import AlgorithmError, ConfigError, FedfaError
 
 if TYPE_CHECKING:
-    from fedfa.experiment.sweep import Cell, Comparison
+    from fedfa.experiment.sweep import Cell
     from fedfa.experiment.variations import Setting
     from fedfa.report.comparison_summary import SettingResults
 
@@ -28,13 +28,16 @@ def run_compare(
     jobs: int | None,
 ) -> None:
     """Run what is missing, print the tables, write them to ``table.*``; fail at the end if a run is missing."""
+    from fedfa.experiment.sweep import Comparison
     from fedfa.report.comparison_summary import SettingResults, why_missing
 
     planned = [_cells_of(console, setting, methods, seeds) for setting in config]
     wanted = [cell for cells, _ in planned for cell in cells]
     _get_data(console, wanted)
     out.mkdir(parents=True, exist_ok=True)
-    work = _work(console, wanted, jobs)
+    with RoundsProgress(console) as progress:
+        work = Comparison(wanted, jobs, progress.watch)
+        progress.during(work.run)
     results = []
     for setting, (cells, left_out) in zip(config, planned, strict=True):
         reasons = {cell.name: reason for cell in cells if (reason := why_missing(work, cell)) is not None}
@@ -104,15 +107,6 @@ def _those_that_fit(setting: Setting) -> tuple[list[str], dict[str, str]]:
         except AlgorithmError as error:
             others[name] = str(error)
     return fitting, others
-
-
-def _work(console: Console, cells: Sequence[Cell], jobs: int | None) -> Comparison:
-    from fedfa.experiment.sweep import Comparison
-
-    with RoundsProgress(console) as progress:
-        work = Comparison(cells, jobs, progress.watch)
-        progress.during(work.run)
-    return work
 
 
 def _print_results(console: Console, results: Sequence[SettingResults]) -> None:

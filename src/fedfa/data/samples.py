@@ -74,12 +74,7 @@ class Samples:
 
     def subset(self, positions: Tensor) -> Samples:
         """A copy of the samples at some positions."""
-        return Samples(
-            self.inputs[positions],
-            self.labels[positions],
-            None if self.domains is None else self.domains[positions],
-            None if self.writers is None else self.writers[positions],
-        )
+        return Samples(**{name: values[positions] for name, values in vars(self).items() if values is not None})
 
 
 @dataclass(frozen=True)
