@@ -18,8 +18,8 @@ from typing import Any, Literal
 from fedfa.diagnostics.records import diagnostics_records
 from fedfa.errors import FedfaError, RunError
 from fedfa.experiment.config import Config
+from fedfa.experiment.record import accuracies, costs
 from fedfa.experiment.run_directory import RunDirectory
-from fedfa.experiment.summary import accuracies, costs
 
 Measure = Literal["final", "last10"]
 """Accuracy after the last round, or the mean of the last ten evaluations."""

@@ -14,8 +14,7 @@ from fedfa.errors import ConfigError
 from fedfa.experiment.build import ModelSource
 from fedfa.experiment.experiment import Callback, Experiment
 from fedfa.experiment.layers import merge, nest_all, value_text
-from fedfa.experiment.record import RoundRecord
-from fedfa.experiment.summary import accuracies
+from fedfa.experiment.record import RoundRecord, accuracies
 from fedfa.learning.algorithm import Algorithm
 from fedfa.learning.component import Component
 from fedfa.report.paired_differences import PAIRS_HEADER, PAIRS_LEGEND, Scores, paired_rows

@@ -7,8 +7,7 @@ import numpy as np
 from fedfa.data.definition import DataSetDefinition, Edition, LoadOther
 from fedfa.data.optional_imports import import_optional
 from fedfa.data.raw import Array, RawDataSet, RawSamples
-from fedfa.data.rendering.glyphs import digit_masks, thickened_masks
-from fedfa.data.rendering.paint import paint
+from fedfa.data.rendering import digit_masks, paint, thickened_masks
 from fedfa.data.resize import resize
 from fedfa.data.sets.checksums import CHECKSUMS
 from fedfa.data.sets.mnist import DIGIT_NAMES
