@@ -64,25 +64,18 @@ class _Samples(Protocol):
     def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
-class _Subset(Protocol):
-    """Samples that are a subset of common data."""
-
-    positions: Tensor
-
-    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]: ...
-
-
 class StackedSamples:
     """The samples of several clients of one size, prepared for the network once."""
 
     def __init__(self, each: Sequence[_Samples]) -> None:
-        if all(hasattr(samples, "at") for samples in each):  # one access to the common data serves all
-            components = cast(Sequence[_Subset], each)
-            inputs, labels = components[0].at(torch.cat([samples.positions for samples in components]))
+        if all(hasattr(samples, "at") for samples in each):  # subsets of common data: one access serves all
+            subsets = cast(Sequence[Any], each)
+            inputs, labels = subsets[0].at(torch.cat([samples.positions for samples in subsets]))
         else:
             everything = torch.arange(each[0].size)
             inputs, labels = (torch.cat(v) for v in zip(*(samples.batch(everything) for samples in each), strict=True))
-        self._inputs, self._labels = inputs, labels
+        self._inputs: Tensor = inputs
+        self._labels: Tensor = labels
         self._first = torch.arange(0, len(labels), each[0].size).unsqueeze(1)
 
     @property
