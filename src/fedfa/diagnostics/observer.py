@@ -39,17 +39,14 @@ LAST_ROUND = -1
 
 @dataclass(frozen=True)
 class Schedule:
-    """The rounds to measure, counted from 1.
-
-    Attributes:
-        rounds: The last round.
-        every: Rounds between measurements, 0 for none; the last round is always measured too.
-        features: Rounds whose features are stored; :data:`LAST_ROUND` is allowed.
-    """
+    """The rounds to measure, counted from 1."""
 
     rounds: int
+    """The last round."""
     every: int
+    """Rounds between measurements, 0 for none; the last round is always measured too."""
     features: Sequence[int] = ()
+    """Rounds whose features are stored; :data:`LAST_ROUND` is allowed."""
 
     def stores(self, round: int) -> bool:
         """Return whether to store the features of this round."""

@@ -25,19 +25,16 @@ from fedfa.models.split import SplitModel
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """Normalised test samples.
-
-    Attributes:
-        inputs: Normalised, ``[n, …]``.
-        labels: ``[n]``.
-        domains: Domain of each sample, if the data set has several.
-        positions: Ascending indices into the test set.
-    """
+    """Normalised test samples."""
 
     inputs: Tensor
+    """Normalised, ``[n, …]``."""
     labels: Tensor
+    """``[n]``."""
     domains: Tensor | None
+    """Domain of each sample, if the data set has several."""
     positions: Tensor
+    """Ascending indices into the test set."""
 
     @classmethod
     def of(cls, dataset: DataSet, samples: int, seed: int) -> Probe:

@@ -182,20 +182,18 @@ class Comparison:
     They share the cores evenly. Where there are fewer cells than cores, a cell trains its clients in several workers;
     where there are enough, in one, because parallel cells never wait for each other's rounds. The results are the
     same.
-
-    Args:
-        cells: What to run, in this order; finished ones are left alone.
-        jobs: How many at a time; None for one per core.
-        watch: Called after each round.
-        stop_at_failure: Stop all cells once one has failed.
-        seconds: Stop cleanly after this time; finished rounds are saved, and the next call continues.
     """
 
     cells: Sequence[Cell]
+    """What to run, in this order; finished ones are left alone."""
     jobs: int | None
+    """How many at a time; None for one per core."""
     watch: CellWatcher
+    """Called after each round."""
     stop_at_failure: bool = False
+    """Stop all cells once one has failed."""
     seconds: float | None = None
+    """Stop cleanly after this time; finished rounds are saved, and the next call continues."""
     failed: dict[str, str] = field(default_factory=dict)
     """Error messages by the name of the cell."""
     busy: list[str] = field(default_factory=list)

@@ -32,23 +32,21 @@ class Report:
 class Reporter:
     """Writes the report of some runs, once or repeatedly.
 
-    Args:
-        paths: Run directories, or directories that hold some.
-        out: The HTML file.
-        targets: Accuracies in percent for the table of costs; empty for round ones.
-        figures: Also write the figures as files, to ``NAME-figures/`` beside the page.
-        command: The command that writes the page, shown on it.
-
     Example:
         >>> Reporter([Path("runs/a")], Path("report.html")).figure_directory.as_posix()
         'report-figures'
     """
 
     paths: Sequence[Path]
+    """Run directories, or directories that hold some."""
     out: Path
+    """The HTML file."""
     targets: Sequence[float] = ()
+    """Accuracies in percent for the table of costs; empty for round ones."""
     figures: bool = True
+    """Also write the figures as files, to ``NAME-figures/`` beside the page."""
     command: str = ""
+    """The command that writes the page, shown on it."""
 
     def __post_init__(self) -> None:
         self._splits = Splits()
