@@ -99,7 +99,7 @@ def client_round(experiment: Experiment) -> Callable[[int], float]:
 
     def train(client: int) -> float:
         round = int(client in client_state)
-        plan = experiment.plan(replace(state, round=round), experiment.config.local.in_round(round))
+        plan = experiment.training.plan(replace(state, round=round), experiment.config.local.in_round(round))
         begun = time.process_time()  # one thread: other programs disturb it less than wall-clock time
         (result,) = engine.train(plan, [client], lambda number: client_state.get(number, {}))
         spent = time.process_time() - begun

@@ -42,28 +42,20 @@ def validation_message(error: ValidationError, model: type[BaseModel], prefix: s
 
 def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
     """Names of the fields at a place inside nested models."""
-    kinds: list[Any] = [model]
+    kinds = [model]
     for step in path:
-        found: list[Any] = []
-        for kind in kinds:
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                if step in kind.model_fields:
-                    found.append(kind.model_fields[step].annotation)
-                elif getattr(kind, "model_config", {}) is not None:
-                    found.extend([kind] if _kind_tag(kind) == step else [])
-        kinds = [leaf for kind in found for leaf in _leaves(kind)]
-    names: list[str] = []
-    for kind in kinds:
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            names.extend(field.alias or name for name, field in kind.model_fields.items() if name not in names)
-    return names
+        inner = [
+            leaf for kind in kinds if step in kind.model_fields for leaf in _models(kind.model_fields[step].annotation)
+        ]
+        kinds = inner + [kind for kind in kinds if step not in kind.model_fields and _kind_tag(kind) == step]
+    return list(dict.fromkeys(field.alias or name for kind in kinds for name, field in kind.model_fields.items()))
 
 
-def _leaves(annotation: Any) -> list[Any]:
-    """The types inside unions and ``Annotated``."""
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """The models inside unions and ``Annotated``."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [leaf for inner in get_args(annotation) for leaf in _leaves(inner)]
+    return [leaf for inner in get_args(annotation) for leaf in _models(inner)]
 
 
 def _kind_tag(kind: type[BaseModel]) -> str | None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fedfa.data import cache, load
-from fedfa.data.file_finder import LoadOther
+from fedfa.data.definition import LoadOther
 from fedfa.data.raw import RawDataSet, RawSamples
 from fedfa.data.sets import DEFINITIONS
 from fedfa.errors import DataError

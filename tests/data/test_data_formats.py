@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedfa.data import load
+from fedfa.data.formats.arrays import parse_idx
 from fedfa.data.formats.cifar import parse_binary, parse_python
-from fedfa.data.formats.idx import parse_idx
 from fedfa.data.formats.pictures import read_mosaic
 from fedfa.data.sets import DEFINITIONS
 from fedfa.errors import DataError

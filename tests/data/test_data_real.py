@@ -10,8 +10,7 @@ import pytest
 
 from fedfa.data import load
 from fedfa.data.sets.checksums import CHECKSUMS
-from fedfa.data.sets.mixed_digits import DOMAINS, PER_CLASS, choose
-from fedfa.data.sets.synth_digits import render
+from fedfa.data.sets.made_here import DOMAINS, PER_CLASS, choose, render
 from fedfa.errors import DataError
 from tests.data.data_files import real_files
 

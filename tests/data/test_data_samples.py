@@ -8,7 +8,6 @@ import torch
 
 from fedfa.data import NORMALISATIONS, DataSet, Federation, Iid, Normalisation, Samples, load
 from fedfa.data.resize import resize
-from fedfa.data.split_summary import summary
 from fedfa.errors import DataError
 
 
@@ -99,14 +98,14 @@ def test_an_empty_client_is_harmless(digits: DataSet) -> None:
     assert inputs.shape == (0, 1, 8, 8)
     assert labels.shape == (0,)
     assert client.label_counts.tolist() == [0] * 10
-    assert summary(federation).empty > 0
+    assert federation.summary().empty > 0
 
 
 def test_summary_of_extremes(digits: DataSet) -> None:
-    even = summary(Federation(digits, digits.split(Iid(), 2, 1).partition))
+    even = Federation(digits, digits.split(Iid(), 2, 1).partition).summary()
     assert even.label_skew < 0.1
     assert even.assigned == even.samples == len(digits.train)
-    skewed = summary(digits.split("classes:1", 10, 1))
+    skewed = digits.split("classes:1", 10, 1).summary()
     assert skewed.classes_held == 1
     assert skewed.label_skew == pytest.approx(0.9, abs=0.01)
 

@@ -10,7 +10,7 @@ import torch
 
 from fedfa.data import DataSet
 from fedfa.diagnostics.embedding import chosen_points, embed, shared_embedding
-from fedfa.diagnostics.records import feature_rounds, probe_features, shown_rounds
+from fedfa.diagnostics.records import DiagnosticsRecords
 from fedfa.errors import FedfaError, RunError
 from fedfa.experiment.run import run
 from fedfa.learning.tensors import Tensors
@@ -61,7 +61,7 @@ def test_the_embedding_of_a_run_is_computed_once(
 ) -> None:
     run(small("fedfa", diagnostics={"features": [-1], "samples": 40}), tmp_path / "run", data=blobs)
     first = shared_embedding(tmp_path / "run", 4)
-    known = probe_features(tmp_path / "run", 4)
+    known = DiagnosticsRecords(tmp_path / "run").features(4)
     assert set(first.client.tolist()) == set(known["clients"].tolist())
     assert len(first.xy) == len(first.client) == len(first.label) == int(known["own"].sum())
     assert first.label.tolist() == known["labels"][first.sample].tolist()
@@ -77,8 +77,8 @@ def test_a_stored_embedding_needs_no_features(tmp_path: Path, blobs: DataSet) ->
     run(small("fedfa", diagnostics={"features": [-1], "samples": 40}), tmp_path / "run", data=blobs)
     first = shared_embedding(tmp_path / "run", 4)
     (tmp_path / "run" / "diagnostics" / "round00004.safetensors").unlink()
-    assert feature_rounds(tmp_path / "run") == []
-    assert shown_rounds(tmp_path / "run") == [4]
+    assert DiagnosticsRecords(tmp_path / "run").rounds() == []
+    assert DiagnosticsRecords(tmp_path / "run").shown_rounds() == [4]
     again = shared_embedding(tmp_path / "run", 4)
     for name in ("xy", "client", "label", "sample", "anchors"):
         assert np.array_equal(getattr(first, name), getattr(again, name))

@@ -214,7 +214,7 @@ def test_at_orthogonal_anchors_the_gradient_is_that_of_the_papers_theorem() -> N
 # -- anchors ----------------------------------------------------------------------------------------------------------
 def test_geometry_of_moved_anchors() -> None:
     """a₀: (1, 0) → (1, 0); a₁: (0, 1) → (3, 4): length 5, moved |(3, 3)| = √18, cosine with a₀ 3/5."""
-    found = measures.geometry(torch.eye(2), torch.tensor([[1.0, 0.0], [3.0, 4.0]]))
-    assert found.norms.tolist() == [1, 5]
-    assert found.movement.tolist() == pytest.approx([0, math.sqrt(18)])
-    assert float(found.cosines[0, 1]) == pytest.approx(0.6)
+    found = measures.anchor_geometry(torch.eye(2), torch.tensor([[1.0, 0.0], [3.0, 4.0]]))
+    assert found["norms"].tolist() == [1, 5]
+    assert found["movement"].tolist() == pytest.approx([0, math.sqrt(18)])
+    assert float(found["cosines"][0, 1]) == pytest.approx(0.6)

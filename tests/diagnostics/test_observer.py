@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedfa.data import DataSet, Samples
 from fedfa.diagnostics.observer import Schedule
 from fedfa.diagnostics.probe import Probe
-from fedfa.diagnostics.records import diagnostics_records, feature_rounds, probe_features
+from fedfa.diagnostics.records import DiagnosticsRecords, diagnostics_records
 from fedfa.errors import ConfigError, RunError
 from fedfa.experiment.config import Config
 from fedfa.experiment.experiment import Experiment
@@ -115,14 +115,14 @@ def test_resuming_removes_features_after_the_checkpoint(tmp_path: Path, blobs: D
 
     with pytest.raises(KeyboardInterrupt):
         run(config, tmp_path / "run", data=blobs, watch=stop)
-    assert feature_rounds(tmp_path / "run") == [2]
+    assert DiagnosticsRecords(tmp_path / "run").rounds() == [2]
 
     def stop_at_once(record: Mapping[str, Any]) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         run(config, tmp_path / "run", data=blobs, resume=True, watch=stop_at_once)
-    assert feature_rounds(tmp_path / "run") == []
+    assert DiagnosticsRecords(tmp_path / "run").rounds() == []
     assert [record["round"] for record in diagnostics_records(tmp_path / "run")] == [1]
 
 
@@ -164,7 +164,7 @@ def local_models(experiment: Experiment) -> dict[int, Tensors]:
     """The models of the first round's clients, read off their contributions: start + sum / weight."""
     state = experiment.training.init()
     cohort = experiment.cohort(0)
-    plan = experiment.plan(state, experiment.config.local.in_round(0))
+    plan = experiment.training.plan(state, experiment.config.local.in_round(0))
     models = {}
     for result in experiment.engine().train(plan, cohort, lambda _: {}):
         entry = result.contribution["fedavg/model"]
@@ -247,7 +247,7 @@ def test_recorded_anchors_are_those_of_the_server(tmp_path: Path, blobs: DataSet
     initial = Experiment.from_config(small("fedfa"), data=blobs).training.init().components["anchors"]["anchors"]
     assert initial.double().norm(dim=1).tolist() == [1, 1, 1, 1]
     assert all(moved > 0 for moved in first["anchors"]["anchors/anchors"]["movement"])
-    assert torch.equal(probe_features(result.directory, 2)["anchors"].double(), anchors)
+    assert torch.equal(DiagnosticsRecords(result.directory).features(2)["anchors"].double(), anchors)
 
 
 def test_prototypes_are_recorded_as_anchors_and_control_variates_are_not(tmp_path: Path, blobs: DataSet) -> None:
@@ -264,7 +264,7 @@ def test_private_client_models_have_no_global_measurements(tmp_path: Path, blobs
     assert record["accuracy"]["global"] is None
     assert len(record["gradient"]["clients"]) == 4
     assert record["feature_distance"]["all"] > 0
-    assert "global" not in probe_features(tmp_path / "run", 2)
+    assert "global" not in DiagnosticsRecords(tmp_path / "run").features(2)
 
 
 def test_a_single_client_has_no_pairs(tmp_path: Path, blobs: DataSet) -> None:
@@ -307,7 +307,7 @@ def test_own_samples_are_those_of_the_clients_domains_and_classes(tmp_path: Path
     config = with_diagnostics("fedavg", rounds=1, **more)
     federation = Experiment.from_config(config, data=data).federation
     run(config, tmp_path / "run", data=data)
-    stored = probe_features(tmp_path / "run", 1)
+    stored = DiagnosticsRecords(tmp_path / "run").features(1)
     assert torch.bincount(stored["domains"]).tolist() == [8, 8]
     assert not stored["own"].bool().all()
     for row, client in enumerate(stored["clients"].tolist()):
@@ -325,8 +325,8 @@ def test_own_samples_are_those_of_the_clients_domains_and_classes(tmp_path: Path
 # -- features ---------------------------------------------------------------------------------------------------------
 def test_stored_features_have_the_documented_names_and_shapes(tmp_path: Path, blobs: DataSet) -> None:
     run(with_diagnostics("fedfa"), tmp_path / "run", data=blobs)
-    assert feature_rounds(tmp_path / "run") == [2, 4]
-    stored = probe_features(tmp_path / "run", 4)
+    assert DiagnosticsRecords(tmp_path / "run").rounds() == [2, 4]
+    stored = DiagnosticsRecords(tmp_path / "run").features(4)
     shapes = {name: tuple(value.shape) for name, value in stored.items()}
     assert shapes == {
         "features": (4, 20, 8), "global": (20, 8), "labels": (20,), "positions": (20,), "clients": (4,),
@@ -338,13 +338,13 @@ def test_stored_features_have_the_documented_names_and_shapes(tmp_path: Path, bl
 def test_features_that_were_not_stored_are_an_error(tmp_path: Path, blobs: DataSet) -> None:
     run(with_diagnostics("fedfa"), tmp_path / "run", data=blobs)
     with pytest.raises(RunError, match=r"no probe features of round 3 \(stored: 2, 4\).*diagnostics\.features=\[3\]"):
-        probe_features(tmp_path / "run", 3)
+        DiagnosticsRecords(tmp_path / "run").features(3)
 
 
 def test_files_of_earlier_releases_stay_readable(tmp_path: Path, blobs: DataSet) -> None:
     run(with_diagnostics("fedfa"), tmp_path / "run", data=blobs)
-    records, features = diagnostics_records(tmp_path / "run"), probe_features(tmp_path / "run", 2)
+    records, features = diagnostics_records(tmp_path / "run"), DiagnosticsRecords(tmp_path / "run").features(2)
     (tmp_path / "run" / "diagnostics.jsonl").rename(tmp_path / "run" / "insight.jsonl")
     (tmp_path / "run" / "diagnostics").rename(tmp_path / "run" / "insight")
     assert diagnostics_records(tmp_path / "run") == records
-    assert equal_tensors(probe_features(tmp_path / "run", 2), features)
+    assert equal_tensors(DiagnosticsRecords(tmp_path / "run").features(2), features)

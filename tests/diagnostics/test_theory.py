@@ -107,7 +107,7 @@ def with_lemmas(blobs: DataSet, algorithm: str = "fedavg", **more: object) -> Ex
 
 def findings(experiment: Experiment) -> dict[tuple[int, str, str, str], Finding]:
     state = experiment.training.init()
-    plan = experiment.plan(state, experiment.config.local.in_round(0))
+    plan = experiment.training.plan(state, experiment.config.local.in_round(0))
     found = check_lemmas(experiment.engine(), plan, experiment.cohort(0), lambda _: {})
     return {(one.lemma, one.training, one.true, one.predicted): one for one in found if one.classes in ("all", "both")}
 
@@ -151,7 +151,7 @@ def test_recording_the_lemmas_does_not_change_training(blobs: DataSet) -> None:
     recorded = with_lemmas(blobs, "fedfa")
     results = []
     for experiment in (plain, recorded):
-        plan = experiment.plan(experiment.training.init(), experiment.config.local.in_round(0))
+        plan = experiment.training.plan(experiment.training.init(), experiment.config.local.in_round(0))
         results.append(list(experiment.engine().train(plan, experiment.cohort(0), lambda _: {})))
     for one, other in zip(*results, strict=True):
         for group, entry in one.contribution.items():

@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedfa.data import DataSet, Federation
-from fedfa.data.partitions import Partition
+from fedfa.data import DataSet, Federation, Partition
 from fedfa.engines.local import LocalEngine
 from fedfa.engines.process_engine import ProcessEngine
 from fedfa.experiment.build import ModelSource
@@ -58,7 +57,7 @@ def process_engine(experiment: Experiment, workers: int, **more: Any) -> Iterato
 def plan_of(experiment: Experiment, round: int = 0) -> RoundPlan:
     """The plan of a round, with the weights that the network has now."""
     state = replace(experiment.training.init(), round=round)
-    return experiment.plan(state, experiment.local.in_round(round))
+    return experiment.training.plan(state, experiment.local.in_round(round))
 
 
 def nothing(_client: int) -> ComponentTensors:

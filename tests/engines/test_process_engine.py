@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedfa.data import DataSet, Normalisation, Samples
-from fedfa.data.partitions import Partition
+from fedfa.data import DataSet, Normalisation, Partition, Samples
 from fedfa.engines.local import LocalEngine
 from fedfa.engines.process_engine import ProcessEngine, with_workers
 from fedfa.engines.process_pool import WINDOW, WorkerStartError, obstacle

@@ -80,7 +80,9 @@ def test_deriving_the_spec_does_not_change_the_model(blobs: DataSet) -> None:
     state = experiment.training.init()
     before = {name: value.clone() for name, value in state.model.items()}
     trainer = ClientTrainer(experiment.task.model, experiment.algorithm, experiment.roles, experiment.device)
-    contribution_spec(trainer, experiment.plan(state, experiment.config.local.in_round(0)), blobs.train.inputs[:2])
+    contribution_spec(
+        trainer, experiment.training.plan(state, experiment.config.local.in_round(0)), blobs.train.inputs[:2]
+    )
     assert all(torch.equal(value, before[name]) for name, value in state.model.items())
 
 
@@ -104,7 +106,7 @@ def test_the_steps_of_a_client_follow_from_its_plan(
         def batch(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return blobs.train.inputs[positions], blobs.train.labels[positions]
 
-    result = trainer.train(experiment.plan(experiment.training.init(), local), 0, Data(), {})
+    result = trainer.train(experiment.training.plan(experiment.training.init(), local), 0, Data(), {})
     assert local.work_on(samples) == (result.steps, result.sample_steps)
 
 

@@ -12,6 +12,7 @@ import pytest
 from torch import nn
 from typer.testing import CliRunner
 
+import fedfa
 from fedfa.cli.app import app
 from fedfa.errors import ModelError
 from fedfa.models import build_model, load_network, network_reference
@@ -179,7 +180,8 @@ def test_the_running_script_is_not_run_again(tmp_path: Path) -> None:
 
 def test_the_command_line_trains_an_own_network(net: Path, data_dir: Path) -> None:
     arguments = ["run", "--preset", "digits-c2", "--rounds", "1", "--set", "model.name=net.py:Net"]
-    arguments += ["--set", "model.options={}", "--set", f"data.dir={data_dir}", "--out", "run"]
+    arguments += ["--set", "model.options.width=5", "--set", f"data.dir={data_dir}", "--out", "run"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     assert 'name = "net.py:Net"' in Path("run/config.toml").read_text()
+    assert fedfa.load("run").model().get_submodule("fc").in_features == 5, "its options arrive"

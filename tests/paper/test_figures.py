@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedfa.diagnostics.records import shown_rounds
+from fedfa.diagnostics.records import DiagnosticsRecords
 from fedfa.errors import RunError
 from fedfa.experiment.files import write_lines
 from fedfa.experiment.recorded_runs import RecordedRun, read_run
@@ -117,7 +117,7 @@ def test_committed_runs_with_diagnostics_have_their_embeddings() -> None:
     shown = FigureRuns.of(published_study("features-and-classifiers"), committed, "authors")
     found = [run for runs in shown.runs.values() for run in runs]
     assert len(found) >= 3
-    assert all(shown_rounds(run.path) == [15] for run in found)
+    assert all(DiagnosticsRecords(run.path).shown_rounds() == [15] for run in found)
 
 
 def test_run_without_diagnostics_is_named(runs: RunIndex, tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from fedfa.errors import RunError
 from fedfa.experiment.config import Config
 from fedfa.experiment.experiment import Experiment
 from fedfa.experiment.layers import merge, parse_assignment
+from fedfa.experiment.record import accuracies
 from fedfa.experiment.recorded_runs import RecordedRun, find_runs
 from fedfa.experiment.run import same_run
-from fedfa.experiment.summary import accuracies
 from fedfa.report.html.chart import SMALL, ticks
 from fedfa.report.html.commands import command_of
 from fedfa.report.html.data_split import Split, Splits

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
-from rich.table import Table
 
+from fedfa.cli.common import Assignments, ConfigFile, DataDir, Jobs, Preset, Rounds, console, errors, plain_table, say
 from fedfa.cli.data import app as data_app
 from fedfa.cli.flower import app as flower_app
 from fedfa.cli.paper import app as paper_app
@@ -30,9 +29,6 @@ app.add_typer(
     paper_app, name="paper", help="The paper's tables and figures: run what is missing, compare with the paper."
 )
 app.command()(report)
-console = Console()
-errors = Console(stderr=True)
-
 
 _show_traceback = False
 
@@ -81,19 +77,16 @@ def options(
 
 @app.command()
 def run(
-    file: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="A config file (TOML).")] = None,
-    preset: Annotated[str | None, typer.Option(help="Name of a preset; `fedfa presets` lists them.")] = None,
+    file: ConfigFile = None,
+    preset: Preset = None,
     algorithm: Annotated[
         str | None,
         typer.Option(help="Algorithm expression: methods joined by '+', a .py file, a variant after '@'."),
     ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Set a config value, e.g. local.lr=0.05; repeat it."),
-    ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
+    assignments: Assignments = None,
+    rounds: Rounds = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the training.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Directory of the data sets.")] = None,
+    data_dir: DataDir = None,
     out: Annotated[Path | None, typer.Option(help="Run directory; default: one below runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the run directory.")] = False,
     workers: Annotated[
@@ -122,12 +115,9 @@ def run(
             raise ConfigError(f"{out} holds no run (no config.toml); to start one, name a config file or --preset")
         file = out / "config.toml"
     base, asked = layers_of(file, preset, assignments, rounds, data_dir, algorithm=algorithm, seed=seed)
-    if workers is not None:
-        asked = merge(asked, {"engine": {"workers": int(workers) if workers.isdecimal() else workers}})
-    if engine is not None:
-        asked = merge(asked, {"engine": {"kind": engine}})
-    if address is not None:
-        asked = merge(asked, {"engine": {"address": address}})
+    count = int(workers) if workers is not None and workers.isdecimal() else workers
+    chosen = {"workers": count, "kind": engine, "address": address}
+    asked = merge(asked, {"engine": {key: value for key, value in chosen.items() if value is not None}})
     config = Config.resolve(base, asked)
     if address is not None and config.engine.kind != "ray":
         raise typer.BadParameter("--address belongs to a Ray cluster; add --engine ray")
@@ -144,11 +134,10 @@ def run(
             errors.print(f"stopped. Continue with: {escape(again)}", soft_wrap=True)
             raise
     summary = result.summary
-    console.print(
+    say(
         f"accuracy [bold]{summary['final_accuracy']:.2%}[/] after {summary['rounds']} rounds "
         f"(best {summary['best_accuracy']:.2%}, mean of the last ten {summary['last10_accuracy']:.2%}); "
-        f"{summary['seconds']:.0f} s of training; record in {escape(str(directory))}",
-        soft_wrap=True,
+        f"{summary['seconds']:.0f} s of training; record in {escape(str(directory))}"
     )
 
 
@@ -195,7 +184,7 @@ def default_name(base: str, config: Any, assignments: list[str] | None) -> str:
 
 @app.command()
 def compare(
-    file: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="A config file (TOML).")] = None,
+    file: ConfigFile = None,
     preset: Annotated[
         list[str] | None, typer.Option(help="Name of a preset (`fedfa presets` lists them); repeat it for more.")
     ] = None,
@@ -203,9 +192,7 @@ def compare(
         list[str] | None,
         typer.Option(help="Algorithm expression, e.g. fedavg or fedfa@plus; repeat it. `all`: every method."),
     ] = None,
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a config value for all runs; repeat it.")
-    ] = None,
+    assignments: Assignments = None,
     vary: Annotated[
         list[str] | None,
         typer.Option(
@@ -213,11 +200,11 @@ def compare(
             help="One setting per value, e.g. local.lr=0.5,0.1; repeat it for every combination.",
         ),
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
+    rounds: Rounds = None,
     seed: Annotated[list[int] | None, typer.Option(help="Seed of the training; repeat it for more.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Directory of the data sets.")] = None,
+    data_dir: DataDir = None,
     out: Annotated[Path, typer.Option(help="Directory of the run directories and the tables.")] = Path("runs/compare"),
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; left out, one per core.")] = None,
+    jobs: Jobs = None,
 ) -> None:
     """Train several algorithms in one setting or more, and print them side by side. Continues where it stopped."""
     from fedfa.cli.compare import run_compare
@@ -249,10 +236,9 @@ def finalize(
 
     with console.status("final pass over all clients"):
         summary = final_pass(run_directory, algorithm, out, assign({}, assignments or [])).summary
-    console.print(
+    say(
         f"accuracy [bold]{summary['final_accuracy']:.2%}[/], before {summary['accuracy_before_final_pass']:.2%}; "
-        f"record in {escape(str(out))}",
-        soft_wrap=True,
+        f"record in {escape(str(out))}"
     )
 
 
@@ -263,12 +249,10 @@ def theory(
     ] = None,
     preset: Annotated[str | None, typer.Option(help="Name of a preset, instead of a run.")] = None,
     algorithm: Annotated[str | None, typer.Option(help="Algorithm expression, with --preset.")] = None,
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a config value, with --preset.")
-    ] = None,
+    assignments: Assignments = None,
     after: Annotated[int, typer.Option(min=0, help="With --preset: train this many rounds first.")] = 0,
     clients: Annotated[int, typer.Option(min=2, help="Number of clients to compare, pair by pair.")] = 10,
-    data_dir: Annotated[Path | None, typer.Option(help="Directory of the data sets.")] = None,
+    data_dir: DataDir = None,
     out: Annotated[Path | None, typer.Option(help="Also write the figures to this JSON file.")] = None,
 ) -> None:
     """Evaluate both sides of the paper's Lemmas 1 and 2 on real client updates, and print how closely they agree."""
@@ -294,7 +278,7 @@ def demo(
         int | None, typer.Option(min=1, help="Number of rounds; default: what fits in about two minutes.")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Train again even if a finished demo exists.")] = False,
-    data_dir: Annotated[Path | None, typer.Option(help="Directory of the data sets.")] = None,
+    data_dir: DataDir = None,
 ) -> None:
     """FedAvg against FedFA on Fashion-MNIST whose clients hold two classes each."""
     from fedfa.cli.demo import run_demo
@@ -307,10 +291,7 @@ def presets() -> None:
     """List the presets."""
     from fedfa.experiment.config import presets as known
 
-    table = Table("preset", "what it is", box=None)
-    for name, description in known().items():
-        table.add_row(name, description)
-    console.print(table)
+    console.print(plain_table(("preset", "what it is"), known().items(), texts=2))
 
 
 @app.command()
@@ -325,9 +306,13 @@ def config(
         raise ConfigError(f"there is no config section {section!r}; `fedfa config` lists all keys")
     for key in keys:
         console.print(f"[bold]{key.name}[/] = {escape(repr(key.default))}", highlight=False)
-        if key.description:
-            console.print(Padding(escape(key.description), (0, 0, 0, 6)), style="dim", highlight=False)
+        _print_meaning(key.description)
     console.print("\nOptions of an algorithm: fedfa algorithms NAME.")
+
+
+def _print_meaning(description: str | None) -> None:
+    if text := " ".join((description or "").replace("``", "").split()):
+        console.print(Padding(escape(text), (0, 0, 0, 6)), style="dim", highlight=False)
 
 
 @app.command()
@@ -336,26 +321,22 @@ def algorithms(name: Annotated[str | None, typer.Argument(help="A method to expl
     from fedfa.algorithms.registry import methods, methods_of
 
     if name is None:
-        table = Table("method", "what it does", box=None)
-        for method in methods().values():
-            table.add_row(method.name, method.summary)
-        console.print(table)
+        rows = [(method.name, method.summary) for method in methods().values()]
+        console.print(plain_table(("method", "what it does"), rows, texts=2))
         console.print("\nfedfa algorithms NAME explains one, with its options and variants. Join them with '+'.")
         return
     for method in methods_of(name):
-        console.print(f"[bold]{method.name}[/]\n{escape(method.explanation())}\n", highlight=False, soft_wrap=True)
+        say(f"[bold]{method.name}[/]\n{escape(method.explanation())}\n")
         for component in method.components:
             for name, field in component.model_fields.items():
                 option = field.alias or name
                 choices = " | ".join(repr(choice) for choice in get_args(field.annotation) if isinstance(choice, str))
                 allowed = f"   ({choices})" if choices else ""
                 console.print(f"  algorithm.{component.name}.{option} = {field.default!r}{allowed}", highlight=False)
-                if field.description:
-                    text = " ".join(field.description.replace("``", "").split())
-                    console.print(Padding(escape(text), (0, 0, 0, 6)), style="dim", highlight=False)
+                _print_meaning(field.description)
         for variant, values in method.variants.items():
             listed = ", ".join(f"{key} = {value!r}" for key, value in values.items()) or "the defaults"
-            console.print(f"  variant {variant}: {listed}", highlight=False, soft_wrap=True)
+            say(f"  variant {variant}: {listed}")
 
 
 @app.command()

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
+from fedfa.cli.common import plain_table
 from fedfa.cli.progress import RoundsProgress
 from fedfa.errors import AlgorithmError, ConfigError, FedfaError
 
 if TYPE_CHECKING:
-    from fedfa.experiment.sweep import Cell, Comparison
+    from fedfa.experiment.sweep import Cell
     from fedfa.experiment.variations import Setting
     from fedfa.report.comparison_summary import SettingResults
 
@@ -28,13 +28,16 @@ def run_compare(
     jobs: int | None,
 ) -> None:
     """Run what is missing, print the tables, write them to ``table.*``; fail at the end if a run is missing."""
+    from fedfa.experiment.sweep import Comparison
     from fedfa.report.comparison_summary import SettingResults, why_missing
 
     planned = [_cells_of(console, setting, methods, seeds) for setting in config]
     wanted = [cell for cells, _ in planned for cell in cells]
     _get_data(console, wanted)
     out.mkdir(parents=True, exist_ok=True)
-    work = _work(console, wanted, jobs)
+    with RoundsProgress(console) as progress:
+        work = Comparison(wanted, jobs, progress.watch)
+        progress.during(work.run)
     results = []
     for setting, (cells, left_out) in zip(config, planned, strict=True):
         reasons = {cell.name: reason for cell in cells if (reason := why_missing(work, cell)) is not None}
@@ -49,10 +52,8 @@ def run_compare(
         written = f"{escape(str(out / 'table.md'))}, table.tex and table.csv"
         console.print(f"Also in {written}; the runs' records are beside them.", soft_wrap=True)
     else:
-        console.print(
-            f"No run is complete, so no table is made; tables in {escape(str(out))} are left as they were.",
-            soft_wrap=True,
-        )
+        text = f"No run is complete, so no table is made; tables in {escape(str(out))} are left as they were."
+        console.print(text, soft_wrap=True)
     if failed := [f"{name}: {reason}" for name, reason in missing.items() if name not in work.busy]:
         raise FedfaError("\n".join(failed))
 
@@ -108,15 +109,6 @@ def _those_that_fit(setting: Setting) -> tuple[list[str], dict[str, str]]:
     return fitting, others
 
 
-def _work(console: Console, cells: Sequence[Cell], jobs: int | None) -> Comparison:
-    from fedfa.experiment.sweep import Comparison
-
-    with RoundsProgress(console) as progress:
-        work = Comparison(cells, jobs, progress.watch)
-        progress.during(work.run)
-    return work
-
-
 def _print_results(console: Console, results: Sequence[SettingResults]) -> None:
     from fedfa.report.comparison_summary import legend, method_rows, notes
     from fedfa.report.comparison_table import HEADER
@@ -158,12 +150,10 @@ def _width(column: Sequence[str]) -> int:
 
 
 def _print_table(console: Console, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table(box=None, padding=(0, 1, 0, 0))
-    for number, title in enumerate(header):
-        longest = max(len(row[number]) for row in rows)  # where room lacks, titles are folded, not numbers
-        table.add_column(escape(title), min_width=longest, justify="right" if number else "left")
-    for row in rows:
-        table.add_row(*map(escape, row))
+    table = plain_table(header, rows)
+    table.padding = (0, 1, 0, 0)
+    for number, column in enumerate(table.columns):
+        column.min_width = max(len(row[number]) for row in rows)  # where room lacks, titles are folded, not numbers
     console.print(table)
 
 

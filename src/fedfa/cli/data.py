@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
+
+from fedfa.cli.common import DataDir, console, say
 
 if TYPE_CHECKING:
     from fedfa.data import DataSet, Federation
 
 app = typer.Typer(no_args_is_help=True)
-console = Console()
-
-DataDir = Annotated[Path | None, typer.Option(help="Data directory; default: $FEDFA_DATA, else ~/.cache/fedfa.")]
 Offline = Annotated[bool, typer.Option("--offline", help="Make no network call.")]
 Source = Annotated[Path | None, typer.Option("--from", help="Folder with the set's files.")]
 
@@ -44,16 +44,12 @@ def list_(data_dir: DataDir = None) -> None:
             definition.name,
             "[green]yes[/]" if cache.is_cached(directory, definition.name) else "–",
             f"{counts.train:,} + {counts.test:,}" if counts and counts.train else "",
-            "×".join(str(size) for size in definition.shape),
+            "×".join(map(str, definition.shape)),
             str(len(definition.classes)),
             definition.made_of or ", ".join(dict.fromkeys(sources)),
         )
     console.print(table)
-    console.print(
-        f"\nData directory: {escape(str(directory))}. Your own: an .npz file or a folder of class folders.",
-        soft_wrap=True,
-        highlight=False,
-    )
+    say(f"\nData directory: {escape(str(directory))}. Your own: an .npz file or a folder of class folders.")
 
 
 @app.command()
@@ -72,7 +68,7 @@ def get(
 
     for name in names:
         began = time.perf_counter()
-        with _Downloads() as downloads:
+        with _downloads() as progress:
             dataset = load(
                 name,
                 data_dir=data_dir,
@@ -80,7 +76,7 @@ def get(
                 source=source,
                 again=again,
                 unverified=unverified,
-                progress=downloads.report,
+                progress=progress,
             )
         _describe(dataset, time.perf_counter() - began)
 
@@ -108,49 +104,35 @@ def show(
     from fedfa.report.partition_picture import contact_sheet, partition_picture
 
     spec = None if partition is None else parse_partition(partition)
-    with _Downloads() as downloads:
-        dataset = load(name, data_dir=data_dir, offline=offline, source=source, progress=downloads.report)
+    with _downloads() as progress:
+        dataset = load(name, data_dir=data_dir, offline=offline, source=source, progress=progress)
     _describe(dataset, None)
     if spec is None:
         if picture is not None:
-            console.print(f"picture: {escape(str(contact_sheet(dataset, picture)))}", soft_wrap=True)
+            say(f"picture: {escape(str(contact_sheet(dataset, picture)))}")
         return
     federation = dataset.split(spec, clients, seed)
     title = f"{dataset.name}, {partition_text(spec)}, {len(federation):,} clients, seed {seed}"
     console.print()
     console.print(_table(federation, rows))
-    console.print(f"\n{federation.summary()}", soft_wrap=True, highlight=False)
+    say(f"\n{federation.summary()}")
     if picture is not None:
-        drawn = partition_picture(federation, picture, title=title, style=style)
-        console.print(f"picture: {escape(str(drawn))}", soft_wrap=True)
+        say(f"picture: {escape(str(partition_picture(federation, picture, title=title, style=style)))}")
 
 
-class _Downloads:
-    """Progress bars of downloads, on a terminal only."""
+@contextmanager
+def _downloads() -> Iterator[Callable[[str, int, int | None], None]]:
+    """Progress bars of downloads, on a terminal only; yields what to call with a name, what is done and the total."""
+    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), DownloadColumn()
+    tasks: dict[str, TaskID] = {}
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
 
-    def __init__(self) -> None:
-        self._bars = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._tasks: dict[str, Any] = {}
+        def report(what: str, done: int, total: int | None) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(escape(what), total=None)
+            bars.update(tasks[what], completed=done, total=total)
 
-    def __enter__(self) -> _Downloads:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.stop()
-
-    def report(self, what: str, done: int, total: int | None) -> None:
-        if what not in self._tasks:
-            self._tasks[what] = self._bars.add_task(escape(what), total=None)
-        self._bars.update(self._tasks[what], completed=done, total=total)
+        yield report
 
 
 def _describe(dataset: DataSet, seconds: float | None) -> None:
@@ -176,7 +158,7 @@ def _describe(dataset: DataSet, seconds: float | None) -> None:
         lines.append(f"  {part} by class: {listed}{writers}")
     if "terms" in dataset.manifest:
         lines.append(f"  terms: {dataset.manifest['terms']}")
-    console.print("\n".join(lines), soft_wrap=True, highlight=False)
+    say("\n".join(lines))
 
 
 def _table(federation: Federation, rows: int) -> Table:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedfa.cli.common import DataDir, Jobs, console, errors, plain_table, say
 from fedfa.errors import ConfigError, DataError, FedfaError, RunError
 
 if TYPE_CHECKING:
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from fedfa.paper.tables import StudyTable
 
 app = typer.Typer(no_args_is_help=True)
-console = Console()
-errors = Console(stderr=True)
-
 OUT = Path("runs/paper")
 Name = Annotated[str, typer.Argument(help="Name of a table or figure; see `fedfa paper list`.")]
 Results = Annotated[
@@ -47,10 +44,8 @@ def list_(
 
     runs = _runs(results)
     if name is None:
-        table = Table(box=None, pad_edge=False)
-        table.add_column("name", no_wrap=True)
-        for title in ("what it is", "rounds", "cells", "run", "with all seeds"):
-            table.add_column(title)
+        table = Table("name", "what it is", "rounds", "cells", "run", "with all seeds", box=None, pad_edge=False)
+        table.columns[0].no_wrap = True
         for one in studies().values():
             found = [runs.finished(place, one.rounds) for place in places(one, main_reading())]
             whole = sum({run.seed for run in cell} >= set(one.seeds) for cell in found)
@@ -85,7 +80,7 @@ def run(
         str | None,
         typer.Option(metavar="TIME", help="Stop after this time (2h, 90m, 45s); the same command continues."),
     ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time. Default: one per core.")] = None,
+    jobs: Jobs = None,
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Fewer rounds than the paper; such runs are labelled and kept apart.")
     ] = None,
@@ -94,7 +89,7 @@ def run(
     ] = None,
     results: Results = None,
     out: Annotated[Path, typer.Option(help="Directory for new runs.")] = OUT,
-    data_dir: Annotated[Path | None, typer.Option(help="Data directory.")] = None,
+    data_dir: DataDir = None,
     plan: Annotated[bool, typer.Option("--plan", help="Only list what would run, in order.")] = False,
 ) -> None:
     """Run the missing cells of a table or figure, most informative first. Continues where it stopped."""
@@ -172,9 +167,9 @@ def figure(
     shorter = "" if shown.rounds == chosen.rounds else f"-r{shown.rounds}"
     paths = [to / f"{name}{shorter}{ending}" for ending in (".svg", ".png")]
     draw_figure(shown, paths)
-    console.print(f"written: {', '.join(escape(str(path)) for path in paths)}", soft_wrap=True)
+    say(f"written: {', '.join(escape(str(path)) for path in paths)}")
     if left := shown.missing():
-        console.print(f"not shown because not run: {escape(', '.join(left))}", soft_wrap=True)
+        say(f"not shown because not run: {escape(', '.join(left))}")
 
 
 def parse_duration(text: str) -> float:
@@ -218,7 +213,7 @@ def _run_cells(cells: Sequence[StudyCell], jobs: int | None, seconds: float | No
         work = Comparison(cells, jobs, progress.watch, seconds=seconds)
         progress.during(work.run)
     for busy in work.busy:
-        console.print(f"skipped: {escape(busy)}, another process is running it", soft_wrap=True)
+        say(f"skipped: {escape(busy)}, another process is running it")
     if work.out_of_time:
         done = sum(1 for cell in cells if (cell.directory / "summary.json").exists())
         console.print(f"time is up: {done} of {len(cells)} runs are finished. The same command continues.")
@@ -253,19 +248,14 @@ def _print_table(made: StudyTable) -> None:
     title = f"[bold]{made.study.name}[/]: {escape(made.study.title)}. Our numbers, below them the paper's."
     console.print(title, highlight=False)
     for block in made.blocks():
-        shown = Table(title=escape(block.caption), title_justify="left", box=None, pad_edge=False)
-        shown.add_column("method")
-        for column in block.columns:
-            shown.add_column(column.title, justify="right", no_wrap=True)
+        rows = []
         for row in block.rows:
             cells = [row.cells[column.name] for column in block.columns]
-            shown.add_row(
-                escape(row.title),
-                *(
-                    escape("" if c is None else f"{c.ours_text}\n{c.paper_text}" if block.full else c.ours_text)
-                    for c in cells
-                ),
-            )
+            texts = [c and (f"{c.ours_text}\n{c.paper_text}" if block.full else c.ours_text) for c in cells]
+            rows.append([row.title, *(text or "" for text in texts)])
+        shown = plain_table(["method", *(column.title for column in block.columns)], rows, title=block.caption)
+        for number in shown.columns[1:]:
+            number.no_wrap = True
         console.print(shown)
         console.print()
     for line in legend(made):
@@ -278,10 +268,5 @@ def _print_diagnostics(chosen: Study, runs: RunIndex) -> None:
     from fedfa.paper.figures import FigureRuns
 
     for column, header, rows in diagnostics_tables(FigureRuns.of(chosen, runs, main_reading())):
-        shown = Table(title=escape(column.title), title_justify="left", box=None, pad_edge=False)
-        for number, name in enumerate(header):
-            shown.add_column(escape(name), justify="right" if number else "left")
-        for row in rows:
-            shown.add_row(*map(escape, row))
         console.print()
-        console.print(shown)
+        console.print(plain_table(header, rows, title=column.title))

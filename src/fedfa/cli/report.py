@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
+
+from fedfa.cli.common import say
 
 if TYPE_CHECKING:
     from fedfa.experiment.recorded_runs import RecordedRun
     from fedfa.report.html.write import Report
-
-console = Console()
 
 
 def report(
@@ -50,17 +49,17 @@ def report(
     command = shlex.join(["fedfa", *sys.argv[1:]]) if sys.argv[1:2] == ["report"] else ""
     reporter = Reporter(paths, page, target or (), figures, command)
     if watch:
-        console.print(f"watching; open {escape(str(page))} in a browser. Stop with Ctrl-C.", soft_wrap=True)
+        say(f"watching; open {escape(str(page))} in a browser. Stop with Ctrl-C.")
         written = reporter.watch(every, _print_written)
     else:
         written = reporter.write()
     _print_written(written)
     if written.unfinished and not watch:
-        console.print("[yellow]note:[/] with --watch, the page follows unfinished runs")
+        say("[yellow]note:[/] with --watch, the page follows unfinished runs")
     for problem in written.problems:
-        console.print(f"[yellow]note:[/] {escape(str(problem.path))}: {escape(problem.message)}", soft_wrap=True)
+        say(f"[yellow]note:[/] {escape(str(problem.path))}: {escape(problem.message)}")
     if written.figures:
-        console.print(f"{len(written.figures)} figures in {escape(str(reporter.figure_directory))}", soft_wrap=True)
+        say(f"{len(written.figures)} figures in {escape(str(reporter.figure_directory))}")
     if tensorboard is not None or mlflow is not None:
         _export(reporter.runs(), tensorboard, mlflow)
 
@@ -68,7 +67,7 @@ def report(
 def _print_written(written: Report) -> None:
     unfinished = f", {written.unfinished} not finished" if written.unfinished else ""
     runs = "1 run" if written.runs == 1 else f"{written.runs} runs"
-    console.print(f"{runs}{unfinished}: {escape(str(written.page))}", soft_wrap=True)
+    say(f"{runs}{unfinished}: {escape(str(written.page))}")
 
 
 def _export(runs: list[RecordedRun], tensorboard: Path | None, mlflow: str | None) -> None:
@@ -76,6 +75,6 @@ def _export(runs: list[RecordedRun], tensorboard: Path | None, mlflow: str | Non
 
     if tensorboard is not None:
         values = export_tensorboard(runs, tensorboard)
-        console.print(f"{values} values for: tensorboard --logdir {escape(str(tensorboard))}", soft_wrap=True)
+        say(f"{values} values for: tensorboard --logdir {escape(str(tensorboard))}")
     if mlflow is not None:
-        console.print(f"{export_mlflow(runs, mlflow)} runs logged to MLflow at {escape(mlflow)}", soft_wrap=True)
+        say(f"{export_mlflow(runs, mlflow)} runs logged to MLflow at {escape(mlflow)}")

@@ -165,7 +165,7 @@ def _check(
         raise FedfaError(f"{config.algorithm.name!r} has no clients to compare; choose another algorithm")
     state = state or experiment.state
     cohort = experiment.cohort(state.round)[:clients]
-    plan = experiment.plan(state, config.local.in_round(state.round))
+    plan = experiment.training.plan(state, config.local.in_round(state.round))
     with single_thread():
         engine = experiment.engine()
         try:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedfa.data.normalise import Normalisation
+from fedfa.data.preprocessing import Normalisation
 from fedfa.data.raw import Array, RawDataSet, digest
 from fedfa.data.samples import DataSet, Samples
 from fedfa.errors import DataError

@@ -1,18 +1,66 @@
-"""Definition of a data set: how to read it, where to get it, and how to verify it."""
+"""Definition of a data set: how to find and read its files, where to get them, and how to verify them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Protocol
 
 import numpy as np
 
-from fedfa.data.file_finder import FileFinder, FilesNotFoundError, LoadOther
 from fedfa.data.formats.untrusted_files import check_md5
 from fedfa.data.raw import RawDataSet
+from fedfa.data.samples import DataSet
 from fedfa.errors import DataError
+
+#: Loads another data set that the wanted one is built from.
+LoadOther = Callable[[str], DataSet]
+
+
+class FilesNotFoundError(Exception):
+    """A folder lacks the files that a reader needs; another reader or folder may be tried."""
+
+
+class FileFinder:
+    """Finds files by name in a folder.
+
+    Sub-folders named after the data set come first, three levels deep, then the folder itself, so that one folder may
+    hold many sets with equal file names. ``load`` loads another data set, for readers of sets that are built from it.
+    """
+
+    def __init__(self, folder: Path, names: tuple[str, ...], load: LoadOther) -> None:
+        starts = [folder / name for name in names if (folder / name).is_dir()]
+        self._folders = [below for start in starts for below in _folders_below(start, depth=3)] + [folder]
+        self.load = load
+
+    def find(self, *names: str) -> Path:
+        """The first file with one of these names.
+
+        Raises:
+            FilesNotFoundError: There is none.
+        """
+        return self._first(names, Path.is_file, "")
+
+    def find_folder(self, *names: str) -> Path:
+        """The first sub-folder with one of these names; raises like :meth:`find`."""
+        return self._first(names, Path.is_dir, "/")
+
+    def _first(self, names: tuple[str, ...], exists: Callable[[Path], bool], mark: str) -> Path:
+        for folder in self._folders:
+            for name in names:
+                if exists(folder / name):
+                    return folder / name
+        raise FilesNotFoundError(" or ".join(f"{name}{mark}" for name in names))
+
+
+def _folders_below(start: Path, depth: int) -> Iterator[Path]:
+    yield start
+    if depth:
+        for child in sorted(start.iterdir()):
+            if child.is_dir() and not child.name.startswith("."):
+                yield from _folders_below(child, depth - 1)
+
 
 #: Called with ``(what, done, total)`` during downloads; the total may be unknown.
 Progress = Callable[[str, int, int | None], None]
@@ -26,22 +74,19 @@ def no_progress(what: str, done: int, total: int | None) -> None:
 
 @dataclass(frozen=True)
 class Edition:
-    """A content that is accepted as the data set.
-
-    Attributes:
-        name: E.g. ``"complete"`` or ``"subset"``.
-        train: Number of training samples; 0 accepts any number.
-        test: Number of test samples.
-        class_counts: Training samples per class, where known.
-        digests: SHA-256 of the arrays, where known. Otherwise the published MD5s of the files are checked, if there
-            are any, and counts and class balance.
-    """
+    """A content that is accepted as the data set."""
 
     name: str
+    """E.g. ``"complete"`` or ``"subset"``."""
     train: int = 0
+    """Number of training samples; 0 accepts any number."""
     test: int = 0
+    """Number of test samples."""
     class_counts: tuple[int, ...] | None = None
+    """Training samples per class, where known."""
     digests: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of the arrays, where known. Otherwise the published MD5s of the files are checked, if there are any, and
+    counts and class balance."""
 
     def fits(self, raw: RawDataSet) -> bool:
         """Whether the number of samples is this edition's."""
@@ -50,15 +95,12 @@ class Edition:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads one of the file formats that a data set comes in.
-
-    Attributes:
-        files: The files it needs, for messages.
-        read: Reads them, or raises :class:`FilesNotFoundError`.
-    """
+    """Reads one of the file formats that a data set comes in."""
 
     files: str
+    """The files it needs, for messages."""
     read: Callable[[FileFinder], RawDataSet]
+    """Reads them, or raises :class:`FilesNotFoundError`."""
 
 
 class Unavailable(Exception):  # noqa: N818 - a finding that the search reports, not an error of its own
@@ -80,36 +122,28 @@ class Provider(Protocol):
 
 @dataclass(frozen=True)
 class DataSetDefinition:
-    """A data set that can be loaded by name.
-
-    Attributes:
-        name: That name.
-        title: One line about it.
-        classes: Names of its classes.
-        shape: Height, width and channels of an image.
-        homepage: Address of its description.
-        terms: Licence or terms of use.
-        editions: Contents that are accepted; empty accepts any.
-        readers: Readers of its file formats.
-        providers: Network sources, in order.
-        make: Generates the set, where it is not read from files.
-        made_of: What it is generated from.
-        folders: Names of sub-folders that hold its files.
-        domains: Names of its domains.
-    """
+    """A data set that can be loaded by name."""
 
     name: str
     title: str
     classes: tuple[str, ...]
     shape: tuple[int, int, int]
+    """Height, width and channels of an image."""
     homepage: str
+    """Address of its description."""
     terms: str
+    """Licence or terms of use."""
     editions: tuple[Edition, ...] = ()
+    """Contents that are accepted; empty accepts any."""
     readers: tuple[Reader, ...] = ()
     providers: tuple[Provider, ...] = ()
+    """Network sources, in order."""
     make: Callable[[LoadOther], RawDataSet] | None = None
+    """Generates the set, where it is not read from files."""
     made_of: str = ""
+    """What it is generated from."""
     folders: tuple[str, ...] = ()
+    """Names of sub-folders that hold its files."""
     domains: tuple[str, ...] = ()
 
     def read(self, folder: Path, load: LoadOther) -> RawDataSet:

@@ -11,18 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedfa.data.normalise import Normalisation
-from fedfa.data.partitions import (
-    AnyPartition,
-    IntArray,
-    Partition,
-    number_of_clients,
-    parse_partition,
-    partition,
-    partition_text,
-)
+from fedfa.data.partitions.assignment import IntArray, Partition
+from fedfa.data.partitions.rules import number_of_clients, partition
+from fedfa.data.partitions.specs import AnyPartition, parse_partition, partition_text
+from fedfa.data.preprocessing import Normalisation
 from fedfa.data.samples import DataOrigin, DataSet, Samples
-from fedfa.data.split_summary import SplitSummary, summary
 
 
 class ClientSamples:
@@ -70,13 +63,7 @@ class ClientSamples:
 
 @dataclass(frozen=True, kw_only=True)
 class FederationOrigin(DataOrigin):
-    """How a federation was made: the data set's origin and the arguments of :meth:`DataSet.split`.
-
-    Attributes:
-        partition: Specification of the partition.
-        clients: Number of clients.
-        seed: Seed of the split.
-    """
+    """How a federation was made: the data set's origin and the arguments of :meth:`DataSet.split`."""
 
     partition: AnyPartition
     clients: int
@@ -88,6 +75,39 @@ class FederationOrigin(DataOrigin):
 
         dataset = load(self.name, data_dir=Path(self.data_dir) if self.data_dir else None, offline=offline)
         return dataset.normalised(self.normalisation).split(self.partition, self.clients, self.seed)
+
+
+@dataclass(frozen=True)
+class SplitSummary:
+    """Key figures of a split; as text, one line.
+
+    Attributes:
+        samples: Number of training samples.
+        assigned: Number of samples that a client holds.
+        empty: Number of clients without samples.
+        classes_held: Mean number of classes of a client with samples.
+        label_skew: Mean total-variation distance between a client's label distribution and that of all samples,
+            weighted by client size: 0 where they are equal, towards 1 where they have nothing in common.
+    """
+
+    clients: int
+    samples: int
+    assigned: int
+    smallest: int
+    median: float
+    largest: int
+    empty: int
+    classes_held: float
+    label_skew: float
+
+    def __str__(self) -> str:
+        empty = f"; {self.empty:,} are empty" if self.empty else ""
+        return (
+            f"{self.clients:,} clients hold {self.assigned:,} of {self.samples:,} samples; per client "
+            f"{self.smallest:,} to {self.largest:,}, median {self.median:,.0f}{empty}. Classes per client: "
+            f"{self.classes_held:.1f} on average. Label skew {self.label_skew:.2f} (0: all clients alike; "
+            "1: nothing in common)."
+        )
 
 
 class Federation:
@@ -149,7 +169,27 @@ class Federation:
 
     def summary(self) -> SplitSummary:
         """Key figures of the split; ``str`` of it is one line."""
-        return summary(self)
+        split, dataset = self.partition, self.dataset
+        sizes = split.sizes
+        labels = dataset.train.labels.numpy()
+        # Only the (client, class) pairs that occur: a full table of a million clients would be mostly zeros.
+        pairs, counts = np.unique(split.owners() * dataset.num_classes + labels[split.order], return_counts=True)
+        owners, held = np.divmod(pairs, dataset.num_classes)
+        overall = np.bincount(labels[split.order], minlength=dataset.num_classes) / max(len(split.order), 1)
+        share = counts / sizes[owners]
+        # The distance is Σ max(share − overall, 0) over classes; only classes that the client holds contribute.
+        distance = np.bincount(owners, weights=np.maximum(share - overall[held], 0), minlength=len(split))
+        return SplitSummary(
+            clients=len(split),
+            samples=len(dataset.train),
+            assigned=len(split.order),
+            smallest=int(sizes.min()),
+            median=float(np.median(sizes)),
+            largest=int(sizes.max()),
+            empty=int((sizes == 0).sum()),
+            classes_held=len(pairs) / max(int((sizes > 0).sum()), 1),
+            label_skew=float((distance * sizes).sum() / max(sizes.sum(), 1)),
+        )
 
     def pooled(self) -> Federation:
         """The same data with one client that holds the samples of all."""

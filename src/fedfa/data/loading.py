@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from fedfa.data import cache
-from fedfa.data.definition import DataSetDefinition, Progress, Unavailable, no_progress
-from fedfa.data.file_finder import FilesNotFoundError
+from fedfa.data.definition import DataSetDefinition, FilesNotFoundError, Progress, Unavailable, no_progress
 from fedfa.data.raw import RawDataSet
 from fedfa.data.samples import DataOrigin, DataSet
 from fedfa.data.sets import DEFINITIONS

@@ -9,13 +9,7 @@ from fedfa.errors import DataError
 
 
 def import_optional(module: str, what: str, extra: str = "data") -> ModuleType:
-    """Import an optional package, or explain what needs it and how to install it.
-
-    Args:
-        module: Module to import, e.g. ``"PIL.Image"``.
-        what: What it is needed for.
-        extra: The extra of fedfa that installs it.
-    """
+    """Import a module such as ``"PIL.Image"``, or explain what needs it and which extra of fedfa installs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

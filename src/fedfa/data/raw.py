@@ -64,24 +64,19 @@ class RawSamples:
 
 @dataclass
 class RawDataSet:
-    """A whole data set as read from files, not verified yet.
-
-    Attributes:
-        train: Training samples.
-        test: Test samples.
-        files: The file that an array came from, for error messages: ``{"train.inputs": "train-images.gz"}``, or
-            ``{"train": "train.mat"}`` where one file holds all arrays.
-        notes: Further entries of the manifest.
-        claims: Name of the edition that the reader recognised, where the editions of a set differ in their format.
-        published_md5: Files with a published MD5, checked where the edition has no checksums of its arrays.
-    """
+    """A whole data set as read from files, not verified yet."""
 
     train: RawSamples
     test: RawSamples
     files: dict[str, str] = field(default_factory=dict)
+    """The file that an array came from, for error messages: ``{"train.inputs": "train-images.gz"}``, or ``{"train":
+    "train.mat"}`` where one file holds all arrays."""
     notes: dict[str, object] = field(default_factory=dict)
+    """Further entries of the manifest."""
     claims: str | None = None
+    """Name of the edition that the reader recognised, where the editions of a set differ in their format."""
     published_md5: dict[Path, str] = field(default_factory=dict)
+    """Files with a published MD5, checked where the edition has no checksums of its arrays."""
 
     def named(self) -> Iterator[tuple[str, Array]]:
         """All arrays, as ``train.inputs``, ``train.labels`` and so on."""

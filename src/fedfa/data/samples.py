@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedfa.data.normalise import Normalisation, named_normalisation
-from fedfa.data.preprocessing import InputKind, Preprocessing
+from fedfa.data.preprocessing import NORMALISATIONS, InputKind, Normalisation, Preprocessing
 from fedfa.errors import DataError
 
 if TYPE_CHECKING:
     from fedfa.data.federation import Federation
-    from fedfa.data.partitions import AnyPartition
+    from fedfa.data.partitions.specs import AnyPartition
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -75,12 +74,7 @@ class Samples:
 
     def subset(self, positions: Tensor) -> Samples:
         """A copy of the samples at some positions."""
-        return Samples(
-            self.inputs[positions],
-            self.labels[positions],
-            None if self.domains is None else self.domains[positions],
-            None if self.writers is None else self.writers[positions],
-        )
+        return Samples(**{name: values[positions] for name, values in vars(self).items() if values is not None})
 
 
 @dataclass(frozen=True)
@@ -153,9 +147,11 @@ class DataSet:
 
     def normalised(self, name: str) -> DataSet:
         """The same data with a named normalisation: ``"dataset"`` or ``"authors"``."""
+        if name not in NORMALISATIONS:
+            raise DataError(f"unknown normalisation {name!r}; choose one of {', '.join(NORMALISATIONS)}")
         stored = self.manifest.get("normalisation")
         statistics = Normalisation.from_dict(stored) if isinstance(stored, Mapping) else self.normalisation
-        changed = replace(self, normalisation=named_normalisation(name, self.name, statistics))
+        changed = replace(self, normalisation=NORMALISATIONS[name].get(self.name, statistics))
         return changed.with_origin(self.origin and replace(self.origin, normalisation=name))
 
     def preprocessing(self) -> Preprocessing:

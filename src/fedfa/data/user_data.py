@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from fedfa.data import cache
-from fedfa.data.formats.class_folders import read_class_folders
-from fedfa.data.formats.tables import read_npz
+from fedfa.data.formats.arrays import read_npz
+from fedfa.data.formats.pictures import read_class_folders
 from fedfa.data.raw import Array, RawDataSet, RawSamples, to_numpy
 from fedfa.data.samples import DataSet, Samples
 from fedfa.errors import DataError

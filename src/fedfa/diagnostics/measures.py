@@ -199,22 +199,16 @@ def scores(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 # -- anchors ----------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Geometry:
-    """Positions of anchors, ``[C, d]``, and their movement in a round."""
-
-    norms: Tensor
-    movement: Tensor
-    cosines: Tensor
-    """``[C, C]``"""
-
-
-def geometry(before: Tensor, after: Tensor) -> Geometry:
-    """Compare anchors before and after a round."""
+def anchor_geometry(before: Tensor, after: Tensor) -> dict[str, Tensor]:
+    """Norms, movement and cosines ``[C, C]`` of anchors ``[C, d]``, before and after a round."""
     before, after = before.double(), after.double()
-    return Geometry(
-        torch.linalg.vector_norm(after, dim=-1), torch.linalg.vector_norm(after - before, dim=-1), cosines(after)
-    )
+    between = cosines(after)
+    return {
+        "norms": torch.linalg.vector_norm(after, dim=-1),
+        "movement": torch.linalg.vector_norm(after - before, dim=-1),
+        "mean_cosine": pairs_mean(between),
+        "cosines": between,
+    }
 
 
 def _directions(vectors: Tensor) -> Tensor:

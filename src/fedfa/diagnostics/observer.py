@@ -7,7 +7,7 @@ from the results before aggregation.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedfa.data import Federation
 from fedfa.diagnostics import measures
-from fedfa.diagnostics.client_probe import (
+from fedfa.diagnostics.probe import (
     CLIENTS,
     COUNTS,
     FEATURES,
@@ -23,10 +23,10 @@ from fedfa.diagnostics.client_probe import (
     INPUTS,
     UPDATE,
     ClientProbe,
+    Probe,
     features_of,
     head_of,
 )
-from fedfa.diagnostics.probe import Probe
 from fedfa.errors import RunError
 from fedfa.learning.client import ClientResult, RoundPlan
 from fedfa.learning.round import ServerState
@@ -39,17 +39,14 @@ LAST_ROUND = -1
 
 @dataclass(frozen=True)
 class Schedule:
-    """The rounds to measure, counted from 1.
-
-    Attributes:
-        rounds: The last round.
-        every: Rounds between measurements, 0 for none; the last round is always measured too.
-        features: Rounds whose features are stored; :data:`LAST_ROUND` is allowed.
-    """
+    """The rounds to measure, counted from 1."""
 
     rounds: int
+    """The last round."""
     every: int
+    """Rounds between measurements, 0 for none; the last round is always measured too."""
     features: Sequence[int] = ()
+    """Rounds whose features are stored; :data:`LAST_ROUND` is allowed."""
 
     def stores(self, round: int) -> bool:
         """Return whether to store the features of this round."""
@@ -70,39 +67,33 @@ class Observation:
     """The probe features, if the schedule stores those of this round."""
 
 
+@dataclass
 class Observer:
     """Measures the scheduled rounds of one run.
-
-    Args:
-        schedule: The rounds to measure.
-        probe: The samples to measure on.
-        clients: Maximum number of clients of a round that are compared pairwise.
-        federation: The clients' data, for their domains.
-        model: Receives the weights of the global model.
-        shared: Whether there is a global model; False if clients have private tensors.
 
     Raises:
         RunError: The probe is empty.
     """
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        probe: Probe,
-        clients: int,
-        federation: Federation,
-        model: SplitModel,
-        shared: bool = True,
-    ) -> None:
-        if not len(probe.labels):
+    schedule: Schedule
+    probe: Probe
+    max_clients: int
+    """Maximum number of clients of a round that are compared pairwise."""
+    _federation: Federation
+    """The clients' data, for their domains."""
+    _model: SplitModel
+    """Receives the weights of the global model."""
+    shared: bool = True
+    """Whether there is a global model; False if clients have private tensors."""
+    _responses: dict[int, dict[str, Tensors]] = field(default_factory=dict, init=False)
+    _requested: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        if not len(self.probe.labels):
             raise RunError(
                 "diagnostics require test samples, but the data set has none; add some, or set diagnostics.every = 0 "
                 "and diagnostics.features = []"
             )
-        self.schedule, self.probe, self.max_clients = schedule, probe, clients
-        self._federation, self._model, self._shared = federation, model, shared
-        self._responses: dict[int, dict[str, Tensors]] = {}
-        self._requested = False
 
     def request(self, plan: RoundPlan, clients: Sequence[int]) -> RoundPlan:
         """Add the request to the plan if this round is due."""
@@ -133,7 +124,7 @@ class Observer:
         responses, self._responses = self._responses, {}
         probe, model = self.probe, self._model
         model.load(after.model)
-        global_features = features_of(model, probe.inputs.to(model.head.weight.device)).cpu() if self._shared else None
+        global_features = features_of(model, probe.inputs.to(model.head.weight.device)).cpu() if self.shared else None
         each = [response[FEATURES][FEATURES] for response in responses.values()]
         features = torch.stack(each) if each else torch.zeros(0, len(probe.labels), model.feature_dim)
         has_class, own = self._own_data(responses)
@@ -150,7 +141,7 @@ class Observer:
             "cka": {"mean": measures.pairs_mean(cka), "matrix": cka},
             **self._classifiers(features, global_features, [response[HEAD] for response in responses.values()]),
             "drift": self._drift([response[UPDATE] for response in responses.values()]),
-            "anchors": {name: _anchor_geometry(*tensors) for name, tensors in anchors.items()},
+            "anchors": {name: measures.anchor_geometry(*tensors) for name, tensors in anchors.items()},
         }
         stored = None
         if self.schedule.stores(after.round):
@@ -276,16 +267,6 @@ def _pair_similarity(features: Tensor, labels: Tensor, own: Tensor) -> dict[str,
         "negative_mean": negative.mean,
         "positive_pairs": positive.pairs,
         "negative_pairs": negative.pairs,
-    }
-
-
-def _anchor_geometry(before: Tensor, after: Tensor) -> dict[str, Any]:
-    found = measures.geometry(before, after)
-    return {
-        "norms": found.norms,
-        "movement": found.movement,
-        "mean_cosine": measures.pairs_mean(found.cosines),
-        "cosines": found.cosines,
     }
 
 

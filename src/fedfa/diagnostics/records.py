@@ -91,22 +91,3 @@ class DiagnosticsRecords:
 def diagnostics_records(run_directory: Path | str) -> list[dict[str, Any]]:
     """Return the diagnostics of a run, one record per measured round."""
     return DiagnosticsRecords(Path(run_directory)).read()
-
-
-def feature_rounds(run_directory: Path | str) -> list[int]:
-    """Return the rounds of a run whose probe features are stored."""
-    return DiagnosticsRecords(Path(run_directory)).rounds()
-
-
-def shown_rounds(run_directory: Path | str) -> list[int]:
-    """Return the rounds of a run that :func:`~fedfa.diagnostics.embedding.shared_embedding` can embed."""
-    return DiagnosticsRecords(Path(run_directory)).shown_rounds()
-
-
-def probe_features(run_directory: Path | str, round: int) -> Tensors:
-    """Return the probe features of one round of a run.
-
-    Raises:
-        RunError: They are not stored.
-    """
-    return DiagnosticsRecords(Path(run_directory)).features(round)

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedfa.data import Federation, Samples
-from fedfa.data.partitions import Partition
+from fedfa.data import Federation, Partition, Samples
 from fedfa.engines.local import LocalEngine
 from fedfa.engines.shared_tensors import Layout, pack, unpack
 from fedfa.engines.worker_process import Message, encode_error, execute

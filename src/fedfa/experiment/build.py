@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from fedfa.errors import ConfigError, DataError, ModelError
 from fedfa.experiment.config import OWN, Config
 from fedfa.learning.random import torch_stream
 from fedfa.learning.round import ServerState, Training
-from fedfa.models.reference import load_network, network_reference
+from fedfa.models.reference import network_reference
 from fedfa.models.split import SplitModel
 from fedfa.models.zoo import build_model
 from fedfa.stacking.choice import choose_execution
@@ -98,8 +99,6 @@ def build_network(config: Config, example: Tensor, classes: int, model: ModelSou
                 "the network of this run was given in Python and is not named in its config; give it again: "
                 "fedfa.load(path, model=…) or fedfa.run(config, path, resume=True, model=…)"
             )
-        elif ":" in config.model.name:
-            module = load_network(config.model.name)()
         else:
             module = build_model(config.model.name, example.shape[1:], classes, dict(config.model.options))
     if not isinstance(module, nn.Module):
@@ -113,15 +112,7 @@ def build_network(config: Config, example: Tensor, classes: int, model: ModelSou
 
 
 def build_engine(config: Config, training: Training, local: LocalEngine, cohort: int, state: ServerState) -> Engine:
-    """The engine that a config asks for.
-
-    Args:
-        config: The config.
-        training: The algorithm and its task.
-        local: Trains in this process; the other engines are built around it.
-        cohort: Clients in a round.
-        state: The current server state; stacked execution is tried from it.
-    """
+    """The engine that a config asks for: the local one, or one around it. Stacked execution is tried from the state."""
     asked, pooled = config.engine.workers, training.algorithm.pools_data
     if config.engine.kind == "ray":
         if config.engine.execution == "stacked":
@@ -172,15 +163,12 @@ def _fingerprint(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def single_thread() -> Any:
+@contextmanager
+def single_thread() -> Iterator[None]:
     """A context in which torch uses one thread: results must not depend on the number of cores."""
-    return _SingleThread()
-
-
-class _SingleThread:
-    def __enter__(self) -> None:
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-
-    def __exit__(self, *_: object) -> None:
-        torch.set_num_threads(self._threads)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

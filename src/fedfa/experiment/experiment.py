@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,9 +16,8 @@ from torch import Tensor, nn
 from fedfa.algorithms.registry import expression_of
 from fedfa.data import Federation
 from fedfa.data.preprocessing import Preprocessing
-from fedfa.diagnostics.client_probe import ClientProbe
 from fedfa.diagnostics.observer import Observation, Observer, Schedule
-from fedfa.diagnostics.probe import Probe
+from fedfa.diagnostics.probe import ClientProbe, Probe
 from fedfa.engines.engine import Engine
 from fedfa.engines.local import LocalEngine, scores_of
 from fedfa.errors import AlgorithmError, ConfigError, DataError, RunError
@@ -38,9 +34,9 @@ from fedfa.experiment.build import (
 from fedfa.experiment.config import Config
 from fedfa.experiment.layers import expression_and_variant
 from fedfa.experiment.progress import show_progress
-from fedfa.experiment.record import RoundRecord
+from fedfa.experiment.record import RoundRecord, evaluation_values
 from fedfa.learning.algorithm import Algorithm
-from fedfa.learning.client import MODEL, RoundPlan
+from fedfa.learning.client import MODEL
 from fedfa.learning.cohort import choose_cohort
 from fedfa.learning.component import Component
 from fedfa.learning.context import LocalTraining, Role, Task
@@ -152,7 +148,7 @@ class Experiment:
         experiment = cls.__new__(cls)
         experiment._setup(config, model, data, callbacks)
         experiment._extra = list(extra)
-        experiment._check()
+        _ = experiment.training  # what can fail for a wrong config fails now, not in the first round
         return experiment
 
     def _setup(
@@ -174,10 +170,6 @@ class Experiment:
         self._stopped = False
         self._rounds_are_planned = True
         self._extra: list[Component] = []
-
-    def _check(self) -> None:
-        """Build what can fail for a wrong config now, not in the first round."""
-        _ = self.training
 
     def __repr__(self) -> str:
         data, accuracy = self.config.data, self.records[-1].accuracy if self.records else None
@@ -326,11 +318,10 @@ class Experiment:
             self.training = replace(self.training, task=replace(self.task, rounds=last))
 
     def _rounds(self, last: int) -> Iterator[RoundRecord]:
-        self._stopped, engine = False, None
-        observer = self.observer()
+        self._stopped, observer = False, self.observer()
+        with single_thread():
+            engine = self.engine()
         try:
-            with single_thread():
-                engine = self.engine()
             while self.state.round < last and not self._stopped:
                 with single_thread(), self._all_or_nothing():
                     record = self._round(engine, observer, last)
@@ -340,8 +331,7 @@ class Experiment:
                     record = self._final_pass(engine)
                 yield record
         finally:
-            if engine is not None:
-                engine.close()
+            engine.close()
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -371,7 +361,7 @@ class Experiment:
         if self.records and self.records[-1].final_pass:  # of a model that is no longer the last one
             self.records.pop()
         due = state.round % self.config.evaluation.every == 0 or state.round == last
-        evaluation = self._evaluate(engine, state, statistics.clients) if due else _NOT_EVALUATED
+        evaluation = self._evaluate(engine, state, statistics.clients) if due else evaluation_values(None)
         self.observation = None if observer is None else observer.observe(before, state)
         return self._record(state.round, evaluation, statistics, engine)
 
@@ -392,24 +382,10 @@ class Experiment:
     def _record(
         self, round: int, evaluation: Mapping[str, Any], measured: RoundStatistics, engine: Engine, **more: Any
     ) -> RoundRecord:
-        values = {
-            "round": round,
-            **evaluation,
-            "train_loss": measured.train_loss,
-            "cohort": measured.clients,
-            "train_seconds": _rounded(measured.seconds),
-            "cpu_seconds": _rounded(measured.cpu_seconds),
-            "samples_per_second": _rounded(measured.samples / measured.seconds, 1),
-            "bytes_up": measured.bytes_up,
-            "bytes_down": measured.bytes_down,
-            "learning_rate": measured.lr,
-            **more,
-            **engine.remarks(),
-        }
-        record = RoundRecord(values)
+        record = RoundRecord.of(round, evaluation, measured, {**more, **engine.remarks()})
         for callback in self.callbacks:
             if added := callback(self, record):
-                record = RoundRecord({**record, **_plain_values(callback, added, record)})
+                record = record.extended(added, getattr(callback, "__name__", type(callback).__name__))
         self.records.append(record)
         return record
 
@@ -418,10 +394,6 @@ class Experiment:
         cohort, sizes, partition = self.config.cohort, self.sizes, self.federation.partition
         holders = partition.holders if sizes is partition.sizes else None
         return choose_cohort(sizes, cohort.count(len(sizes)), cohort.selection, self.config.seed, round, holders)
-
-    def plan(self, state: ServerState, local: LocalTraining) -> RoundPlan:
-        """What the server sends to the clients of the round that follows a state."""
-        return self.training.plan(state, local)
 
     def _evaluate(self, engine: Engine, state: ServerState, clients: list[int]) -> dict[str, Any]:
         broadcast = self.algorithm.broadcast(state.components)
@@ -433,13 +405,7 @@ class Experiment:
             by_client = {"client_accuracy": {str(client): one.accuracy for client, one in each.items()}}
         else:
             evaluation = engine.evaluate(state.model, broadcast)
-        return {
-            "accuracy": evaluation.accuracy,
-            "loss": evaluation.loss if math.isfinite(evaluation.loss) else None,  # JSON has no infinity
-            "class_accuracy": evaluation.class_accuracy,
-            "domain_accuracy": evaluation.domain_accuracy,
-            **by_client,
-        }
+        return {**evaluation_values(evaluation), **by_client}
 
     # -- engines ----------------------------------------------------------------------------------------------
     def local_engine(self) -> LocalEngine:
@@ -497,14 +463,8 @@ class Experiment:
         Args:
             client: Whose model, for algorithms in which clients keep tensors of their own.
         """
-        network = self.task.model
-        network.load(self.weights(client))
-        module = copy.deepcopy(network.module)
-        for layer in module.modules():
-            for hooks in (layer._forward_hooks, layer._forward_pre_hooks):
-                for key in [key for key, hook in hooks.items() if network.is_own_hook(hook)]:
-                    del hooks[key]
-        return module.eval()
+        self.task.model.load(self.weights(client))
+        return self.task.model.plain_copy().eval()
 
     def predict(self, inputs: Any, *, client: int | None = None, scores: bool = False) -> Tensor:
         """Predict the classes of raw inputs, preprocessed as the training data were.
@@ -543,37 +503,7 @@ class Experiment:
         return save(self, Path(path), overwrite=overwrite)
 
 
-_NOT_EVALUATED: Mapping[str, Any] = dict.fromkeys(("accuracy", "loss", "class_accuracy", "domain_accuracy"))
-
-
-def _plain_values(callback: Callback, added: Any, record: RoundRecord) -> dict[str, Any]:
-    """What a callback returned, as values for JSON.
-
-    Raises:
-        RunError: It is no mapping, replaces a value of the record, or holds something that JSON cannot express.
-    """
-    name = getattr(callback, "__name__", type(callback).__name__)
-    if not isinstance(added, Mapping):
-        raise RunError(f"callback {name!r} returned {added!r}; return a dict of further values, or nothing")
-    if taken := [key for key in added if key in record]:
-        raise RunError(f"callback {name!r} returned {taken[0]!r}, which the record has already; choose another name")
-    plain = {}
-    for key, value in added.items():
-        plain[key] = value.tolist() if isinstance(value, Tensor | np.generic | np.ndarray) else value
-        try:
-            json.dumps(plain[key], allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise RunError(
-                f"callback {name!r} returned {key!r} = {value!r}: {error}; return plain numbers or text"
-            ) from None
-    return plain
-
-
 def _local_training(local: LocalTraining) -> LocalTraining:
     if not isinstance(local, LocalTraining):
         raise ConfigError(f"local is {local!r}; give fedfa.LocalTraining(epochs=5, batch_size=64, lr=0.01)")
     return local
-
-
-def _rounded(value: float, digits: int = 4) -> float:
-    return float(f"{value:.{digits}f}")

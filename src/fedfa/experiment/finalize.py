@@ -13,7 +13,7 @@ from fedfa.experiment.config import Config
 from fedfa.experiment.experiment import Experiment
 from fedfa.experiment.files import load_tensors, save_tensors
 from fedfa.experiment.layers import flat, merge
-from fedfa.experiment.run import RunResult, Watcher, run
+from fedfa.experiment.run import RunResult, run
 from fedfa.experiment.run_directory import RunDirectory
 from fedfa.learning.component import Component
 from fedfa.learning.tensors import contiguous
@@ -27,7 +27,6 @@ def finalize(
     *,
     model: ModelSource | None = None,
     data: DataSource | None = None,
-    watch: Watcher | None = None,
 ) -> RunResult:
     """Make the run of ``algorithm+method`` from the finished run of ``algorithm``.
 
@@ -41,7 +40,6 @@ def finalize(
         options: A config layer for these components, e.g. ``{"algorithm": {"ccvr": {"samples": 500}}}``.
         model: The run's own network, where it has one.
         data: The run's own data, where it has them.
-        watch: Called with the new record.
 
     Raises:
         AlgorithmError: The method acts in training.
@@ -87,7 +85,7 @@ def finalize(
         save_tensors(directory.path / "checkpoint.safetensors", tensors)
     finally:
         directory.close()
-    return run(config, out, resume=True, model=model, data=data, watch=watch)
+    return run(config, out, resume=True, model=model, data=data)
 
 
 def finalized_config(before: Config, method: str | None, options: Mapping[str, Any] | None = None) -> Config:

@@ -31,6 +31,19 @@ def nest(key: str, value: object) -> dict[str, Any]:
     return value
 
 
+def nest_all(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by dotted key as nested dictionaries, later ones over earlier ones.
+
+    Example:
+        >>> nest_all({"local.lr": 0.1, "rounds": 3, "local.epochs": 2})
+        {'local': {'lr': 0.1, 'epochs': 2}, 'rounds': 3}
+    """
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        nested = merge(nested, nest(key, value))
+    return nested
+
+
 def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested dictionaries by dotted key.
 
@@ -126,10 +139,7 @@ def current_keys(layer: Mapping[str, Any]) -> dict[str, Any]:
 def table(layer: Mapping[str, Any], key: str, instead: str) -> Mapping[str, Any]:
     """A table of a layer that is read before anything is validated; empty if there is none.
 
-    Args:
-        layer: A config layer as written.
-        key: Its name.
-        instead: What to write where a value stands in its place, which is refused.
+    A value in its place is refused with what to write instead.
 
     Example:
         >>> table({"data": {"clients": 3}}, "data", "data.KEY = VALUE")
@@ -177,8 +187,7 @@ def variant_config(expression: str, variant: object) -> tuple[str | None, dict[s
     implied: dict[str, Any] = {}
     for method in reversed(chosen):  # the first method takes precedence
         name = method.default_variant if variant is None else str(variant)
-        for key, value in method.variants.get(name or "", {}).items():
-            implied = merge(implied, nest(key, value))
+        implied = merge(implied, nest_all(method.variants.get(name or "", {})))
     defaults = (method.default_variant for method in chosen if method.default_variant)
     return (next(defaults, None) if variant is None else str(variant)), implied
 
@@ -275,11 +284,11 @@ def _without_what_follows_from(
         by_itself |= {f"algorithm.{kind.name}.{option}": value for option, value in options.items()}
     by_itself |= flat(implied)
     still_there = {kind.name for kind in component_types(methods_of(absolute_files(new_expression or expression)))}
-    rest: dict[str, Any] = {} if new_expression else {"algorithm": {"name": expression}}
+    rest: dict[str, Any] = {} if new_expression else {"algorithm.name": expression}
     for key, value in flat(written).items():
         section, _, tail = key.partition(".")
         follows = key in ("algorithm.name", "algorithm.variant") or (key in by_itself and by_itself[key] == value)
         gone = section == "algorithm" and tail.partition(".")[0] not in still_there
         if not follows and not gone:
-            rest = merge(rest, nest(key, value))
-    return rest
+            rest[key] = value
+    return nest_all(rest)

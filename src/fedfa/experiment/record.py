@@ -1,9 +1,18 @@
-"""The record of a round."""
+"""The record of a round, and the figures of a summary, which are made from the records of a run's rounds so far."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedfa.errors import RunError
+from fedfa.learning.evaluate import Evaluation
+from fedfa.learning.round import RoundStatistics
 
 
 class RoundRecord(Mapping[str, Any]):
@@ -19,6 +28,49 @@ class RoundRecord(Mapping[str, Any]):
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = dict(values)
+
+    @classmethod
+    def of(
+        cls, round: int, evaluation: Mapping[str, Any], measured: RoundStatistics, more: Mapping[str, Any]
+    ) -> RoundRecord:
+        """The record of a round that was just trained."""
+        values = {
+            "round": round,
+            **evaluation,
+            "train_loss": measured.train_loss,
+            "cohort": measured.clients,
+            "train_seconds": _rounded(measured.seconds),
+            "cpu_seconds": _rounded(measured.cpu_seconds),
+            "samples_per_second": _rounded(measured.samples / measured.seconds, 1),
+            "bytes_up": measured.bytes_up,
+            "bytes_down": measured.bytes_down,
+            "learning_rate": measured.lr,
+            **more,
+        }
+        return cls(values)
+
+    def extended(self, added: Any, callback: str) -> RoundRecord:
+        """The record with what a callback returned, as values for JSON.
+
+        Raises:
+            RunError: It is no mapping, replaces a value of the record, or holds something that JSON cannot express.
+        """
+        if not isinstance(added, Mapping):
+            raise RunError(f"callback {callback!r} returned {added!r}; return a dict of further values, or nothing")
+        if taken := [key for key in added if key in self]:
+            raise RunError(
+                f"callback {callback!r} returned {taken[0]!r}, which the record has already; choose another name"
+            )
+        plain = {}
+        for key, value in added.items():
+            plain[key] = value.tolist() if isinstance(value, Tensor | np.generic | np.ndarray) else value
+            try:
+                json.dumps(plain[key], allow_nan=False)
+            except (TypeError, ValueError) as error:
+                raise RunError(
+                    f"callback {callback!r} returned {key!r} = {value!r}: {error}; return plain numbers or text"
+                ) from None
+        return RoundRecord({**self, **plain})
 
     @property
     def round(self) -> int:
@@ -81,3 +133,48 @@ class RoundRecord(Mapping[str, Any]):
         shown = {name: self._values.get(name) for name in ("accuracy", "loss", "train_loss")}
         parts = [f"{name}={value:.4f}" for name, value in shown.items() if value is not None]
         return f"RoundRecord({', '.join([f'round={self.round}', *parts])})"
+
+
+def evaluation_values(evaluation: Evaluation | None) -> dict[str, Any]:
+    """An evaluation as values of a record; all None where there was none."""
+    if evaluation is None:
+        return dict.fromkeys(("accuracy", "loss", "class_accuracy", "domain_accuracy"))
+    loss = evaluation.loss if math.isfinite(evaluation.loss) else None  # JSON has no infinity
+    return {**vars(evaluation), "loss": loss}
+
+
+def _rounded(value: float, digits: int = 4) -> float:
+    return float(f"{value:.{digits}f}")
+
+
+def accuracies(metrics: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Always final, best and the mean of the last ten evaluations, named as such; empty before the first evaluation.
+
+    With a final pass, the final accuracy is the one after it; best and mean are those of the rounds.
+
+    Example:
+        >>> accuracies([{"accuracy": 0.5}, {"accuracy": None}, {"accuracy": 0.25}])
+        {'final_accuracy': 0.25, 'best_accuracy': 0.5, 'last10_accuracy': 0.375}
+    """
+    evaluated = [
+        record["accuracy"] for record in metrics if record["accuracy"] is not None and "final_pass" not in record
+    ]
+    after = [record["accuracy"] for record in metrics if "final_pass" in record]
+    if not evaluated:
+        return {}
+    return {
+        "final_accuracy": after[-1] if after else evaluated[-1],
+        **({"accuracy_before_final_pass": evaluated[-1]} if after else {}),
+        "best_accuracy": max(evaluated),
+        "last10_accuracy": sum(evaluated[-10:]) / len(evaluated[-10:]),
+    }
+
+
+def costs(metrics: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Seconds of training by the clock, processor time of the clients, bytes to and from them."""
+    return {
+        "seconds": round(sum(record["train_seconds"] for record in metrics), 2),
+        "cpu_seconds": round(sum(record.get("cpu_seconds", 0.0) for record in metrics), 2),
+        "bytes_up": sum(record["bytes_up"] for record in metrics),
+        "bytes_down": sum(record["bytes_down"] for record in metrics),
+    }

@@ -7,6 +7,7 @@ and exports.
 from __future__ import annotations
 
 import os
+import statistics
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,8 +18,8 @@ from typing import Any, Literal
 from fedfa.diagnostics.records import diagnostics_records
 from fedfa.errors import FedfaError, RunError
 from fedfa.experiment.config import Config
+from fedfa.experiment.record import accuracies, costs
 from fedfa.experiment.run_directory import RunDirectory
-from fedfa.experiment.summary import accuracies, costs
 
 Measure = Literal["final", "last10"]
 """Accuracy after the last round, or the mean of the last ten evaluations."""
@@ -94,8 +95,7 @@ class RecordedRun:
             found.pop("cpu_seconds", None)  # older records lack it; a partial sum would mislead
         last = [record["accuracy"] for record in self.evaluated][-10:]
         if last:
-            mean = sum(last) / len(last)
-            found["swing"] = (sum((value - mean) ** 2 for value in last) / len(last)) ** 0.5
+            found["swing"] = statistics.pstdev(last)
         return found
 
     def accuracy(self, measure: Measure = "final") -> float:

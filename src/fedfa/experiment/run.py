@@ -18,8 +18,8 @@ from fedfa.experiment.build import DataSource, ModelSource, with_own
 from fedfa.experiment.config import Config, affects_result
 from fedfa.experiment.experiment import Callback, Experiment
 from fedfa.experiment.layers import flat
+from fedfa.experiment.record import accuracies, costs
 from fedfa.experiment.run_directory import RunDirectory
-from fedfa.experiment.summary import accuracies, costs
 from fedfa.learning.round import ServerState
 from fedfa.learning.tensors import Tensors
 

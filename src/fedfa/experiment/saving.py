@@ -14,7 +14,7 @@ from fedfa.experiment.run import source_commit, summarise
 from fedfa.experiment.run_directory import RunDirectory
 from fedfa.learning.algorithm import Algorithm
 from fedfa.learning.component import Component
-from fedfa.learning.round import ClientStatesInMemory, ServerState
+from fedfa.learning.round import ClientStatesInMemory
 from fedfa.learning.tensors import ComponentTensors
 
 
@@ -104,9 +104,6 @@ def load(
         raise RunError(f"{path} has neither a checkpoint nor a final model yet; continue it with fedfa run --resume")
     experiment._known_preprocessing = directory.preprocessing()
     experiment.restore(state or final, directory.metrics(), SavedClientStates(directory))
-    experiment._final_state = _after_final_pass(state, final)
+    if state is not None and final is not None and final.round == state.round:
+        experiment._final_state = final
     return experiment
-
-
-def _after_final_pass(state: ServerState | None, final: ServerState | None) -> ServerState | None:
-    return final if state is not None and final is not None and final.round == state.round else None

@@ -152,7 +152,9 @@ def _resolve(layers: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> Con
     try:
         return Config.resolve(*layers, own)
     except ConfigError as error:
-        tables = {key for layer in layers for key, value in layer.get("algorithm", {}).items() if _is_table(value)}
+        tables = {
+            key for layer in layers for key, value in layer.get("algorithm", {}).items() if isinstance(value, Mapping)
+        }
         mine = {kind.name for kind in component_types(methods_of(absolute_files(own["algorithm"]["name"])))}
         if foreign := sorted(tables - mine):
             component = foreign[0]
@@ -161,10 +163,6 @@ def _resolve(layers: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> Con
                 f"algorithm.{component}: --set with.{component}.OPTION=VALUE"
             ) from None
         raise
-
-
-def _is_table(value: object) -> bool:
-    return isinstance(value, Mapping)
 
 
 @dataclass
@@ -184,20 +182,18 @@ class Comparison:
     They share the cores evenly. Where there are fewer cells than cores, a cell trains its clients in several workers;
     where there are enough, in one, because parallel cells never wait for each other's rounds. The results are the
     same.
-
-    Args:
-        cells: What to run, in this order; finished ones are left alone.
-        jobs: How many at a time; None for one per core.
-        watch: Called after each round.
-        stop_at_failure: Stop all cells once one has failed.
-        seconds: Stop cleanly after this time; finished rounds are saved, and the next call continues.
     """
 
     cells: Sequence[Cell]
+    """What to run, in this order; finished ones are left alone."""
     jobs: int | None
+    """How many at a time; None for one per core."""
     watch: CellWatcher
+    """Called after each round."""
     stop_at_failure: bool = False
+    """Stop all cells once one has failed."""
     seconds: float | None = None
+    """Stop cleanly after this time; finished rounds are saved, and the next call continues."""
     failed: dict[str, str] = field(default_factory=dict)
     """Error messages by the name of the cell."""
     busy: list[str] = field(default_factory=list)

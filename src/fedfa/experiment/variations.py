@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedfa.errors import ConfigError
-from fedfa.experiment.layers import flat, merge, nest, parse_value, value_text
+from fedfa.experiment.layers import flat, nest, nest_all, parse_value, value_text
 
 _ELSEWHERE = {
     "seed": "repeat --seed instead",
@@ -126,13 +126,10 @@ def plan_configs(
     for base, layer in bases.items():
         for values in itertools.product(*(variation.values for variation in variations)):
             chosen = {variation.key: value for variation, value in zip(variations, values, strict=True)}
-            above: dict[str, Any] = {}
-            for key, value in chosen.items():
-                above = merge(above, nest(key, value))
             labels = [f"{key}={value_text(value)}" for key, value in chosen.items()]
             name = directory_name(base, chosen)
             shown = (base, *labels) if len(bases) > 1 or not labels else tuple(labels)
-            layers = (layer, common, above)
+            layers = (layer, common, nest_all(chosen))
             if alone:
                 config.append(Setting(shown, layers, out, out / name))
             else:

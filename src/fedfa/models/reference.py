@@ -107,11 +107,7 @@ def build_network(reference: str, options: Mapping[str, Any]) -> nn.Module:
 def network_reference(maker: object) -> str | None:
     """The reference by which :func:`load_network` finds a class or function again.
 
-    Args:
-        maker: A class or function.
-
-    Returns:
-        The reference; None for what has no name in a module, such as lambdas, nested functions and instances.
+    None for what has no name in a module, such as lambdas, nested functions and instances.
 
     Example:
         >>> network_reference(nn.Identity), network_reference(lambda: nn.Identity())

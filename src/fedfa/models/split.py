@@ -6,6 +6,7 @@ layer in an unmodified network and captures its input.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -176,6 +177,15 @@ class SplitModel:
     def is_own_hook(hook: Any) -> bool:
         """Whether a forward hook of a module was registered by a :class:`SplitModel`."""
         return isinstance(getattr(getattr(hook, "func", hook), "__self__", None), SplitModel)
+
+    def plain_copy(self) -> nn.Module:
+        """A copy of the network as it was given, without the hooks of the split."""
+        module = copy.deepcopy(self.module)
+        for layer in module.modules():
+            for hooks in (layer._forward_hooks, layer._forward_pre_hooks):
+                for key in [key for key, hook in hooks.items() if self.is_own_hook(hook)]:
+                    del hooks[key]
+        return module
 
     def _capture(self, _: nn.Module, args: tuple[Any, ...]) -> None:
         self._features = args[0]

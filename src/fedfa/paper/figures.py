@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedfa.diagnostics.records import shown_rounds
+from fedfa.diagnostics.records import DiagnosticsRecords
 from fedfa.errors import FedfaError, RunError
 from fedfa.experiment.recorded_runs import RecordedRun
 from fedfa.paper.cells import Place
@@ -215,7 +215,7 @@ def _embedding(axes: Axes, runs: Sequence[RecordedRun], title: str) -> None:
     axes.set_title(title, fontsize=8)
     axes.set_xticks([])
     axes.set_yticks([])
-    there = [run for run in runs if shown_rounds(run.path)]
+    there = [run for run in runs if DiagnosticsRecords(run.path).shown_rounds()]
     if not there:
         axes.text(0.5, 0.5, "features were not stored", ha="center", va="center", transform=axes.transAxes, fontsize=8)
         return
@@ -223,7 +223,7 @@ def _embedding(axes: Axes, runs: Sequence[RecordedRun], title: str) -> None:
 
     from fedfa.diagnostics.embedding import shared_embedding
 
-    embedded = shared_embedding(there[0].path, shown_rounds(there[0].path)[-1])
+    embedded = shared_embedding(there[0].path, DiagnosticsRecords(there[0].path).shown_rounds()[-1])
     colours = mpl.colormaps[CLASS_COLOURS]
     for number, client in enumerate(sorted(set(embedded.client.tolist()))):
         mine = embedded.client == client

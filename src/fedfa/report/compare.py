@@ -13,9 +13,8 @@ from fedfa.data import Federation
 from fedfa.errors import ConfigError
 from fedfa.experiment.build import ModelSource
 from fedfa.experiment.experiment import Callback, Experiment
-from fedfa.experiment.layers import merge, nest, value_text
-from fedfa.experiment.record import RoundRecord
-from fedfa.experiment.summary import accuracies
+from fedfa.experiment.layers import merge, nest_all, value_text
+from fedfa.experiment.record import RoundRecord, accuracies
 from fedfa.learning.algorithm import Algorithm
 from fedfa.learning.component import Component
 from fedfa.report.paired_differences import PAIRS_HEADER, PAIRS_LEGEND, Scores, paired_rows
@@ -150,7 +149,5 @@ def _title(algorithm: AnyAlgorithm) -> str:
 
 def _settings(vary: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
     for values in itertools.product(*vary.values()):
-        layer: dict[str, Any] = {}
-        for key, value in zip(vary, values, strict=True):
-            layer = merge(layer, nest(key, value))
-        yield ", ".join(f"{key}={value_text(value)}" for key, value in zip(vary, values, strict=True)), layer
+        chosen = dict(zip(vary, values, strict=True))
+        yield ", ".join(f"{key}={value_text(value)}" for key, value in chosen.items()), nest_all(chosen)

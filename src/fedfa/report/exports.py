@@ -102,9 +102,7 @@ def export_tensorboard(runs: Sequence[RecordedRun], directory: Path) -> int:
 def export_mlflow(runs: Sequence[RecordedRun], address: str) -> int:
     """Log runs to MLflow, configuration as parameters and numbers as metrics; returns the number of runs.
 
-    Args:
-        runs: The runs to log.
-        address: MLflow's tracking address: a server, a database or a directory.
+    The tracking address is that of a server, a database or a directory.
 
     Raises:
         FedfaError: MLflow is not installed or reports an error.

@@ -26,13 +26,9 @@ _MAX_COLUMNS = 500
 
 
 def partition_picture(federation: Federation, path: Path, *, title: str = "", style: str = "auto") -> Path:
-    """Draw clients × classes, with the number of samples of each client above.
+    """Draw clients × classes, with the number of samples of each client above; the file's suffix chooses the format.
 
-    Args:
-        federation: Data set and split.
-        path: File to write; its suffix chooses the format.
-        title: Title of the picture.
-        style: ``"bubbles"``, ``"heat"``, or ``"auto"``: bubbles for up to 40 clients.
+    The style is ``"bubbles"``, ``"heat"``, or ``"auto"``: bubbles for up to 40 clients.
 
     Raises:
         FedfaError: matplotlib is not installed.
@@ -70,14 +66,7 @@ def partition_picture(federation: Federation, path: Path, *, title: str = "", st
 
 
 def contact_sheet(dataset: DataSet, path: Path, *, columns: int = 20, rows: int = 3) -> Path:
-    """Draw samples, classes from left to right; with domains, a band of rows for each domain.
-
-    Args:
-        dataset: Data set of images.
-        path: File to write; its suffix chooses the format.
-        columns: Images per row.
-        rows: Rows per domain.
-    """
+    """Draw samples, classes from left to right; with domains, a band of rows for each domain."""
     if not dataset.train.is_image:
         raise DataError(f"{dataset.name} holds no images, so it has no contact sheet")
     bands = dataset.domains or (dataset.name,)

@@ -43,10 +43,7 @@ class Chain:
     def find(cls, module: nn.Module, head: nn.Linear, flatten: type[nn.Module] = nn.Flatten) -> Chain | None:
         """The chain that a network is; None if it is anything else, or not all of it is trained.
 
-        Args:
-            module: The network.
-            head: Its classifier, which must be the last layer.
-            flatten: A layer that may come first; the chain makes vectors of its inputs itself.
+        The classifier must be the last layer. ``flatten`` may come first; the chain makes vectors of its inputs itself.
         """
         layers: list[tuple[nn.Linear, bool]] = []
         for leaf in _leaves(module):
@@ -105,10 +102,7 @@ class Pass(NamedTuple):
 class _Workspace:
     """A step with batches of one shape, prepared: what is called one after the other, and where the results go.
 
-    Args:
-        layers: Of the chain.
-        inputs: Where the batches are read: memory of its own, or the one batch that it serves.
-        nbytes: About what it takes.
+    It reads the batches from ``inputs``: memory of its own, or the one batch that it serves.
     """
 
     def __init__(self, layers: list[Layer], inputs: Tensor, nbytes: int) -> None:

@@ -70,16 +70,7 @@ def choose_execution(
     cohort: int,
     workers: int,
 ) -> bool:
-    """Whether to stack clients.
-
-    Args:
-        asked: The configured execution.
-        training: The algorithm and its task.
-        engine: Trains in this process.
-        state: The server state to try from.
-        local: How clients train.
-        cohort: Clients in a round.
-        workers: Processes that would otherwise share the work.
+    """Whether to stack clients, found by a trial from a server state; ``workers`` would otherwise share the work.
 
     Raises:
         ConfigError: ``"stacked"`` was asked for and cannot be.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol, cast
 
 import torch
@@ -32,35 +32,29 @@ def join(values: Sequence[Any]) -> Any:
         {'shift': tensor([[1, 2],
                 [5, 6]]), 'steps': 3}
     """
-    first = values[0]
-    if isinstance(first, Tensor):
-        return torch.stack(list(values))
-    if isinstance(first, dict):
-        return {key: join([value[key] for value in values]) for key in first}
-    if isinstance(first, list | tuple):
-        return type(first)(join(items) for items in zip(*values, strict=True))
-    if dataclasses.is_dataclass(first):
-        joined = copy.copy(first)
-        for name in vars(first):
-            setattr(joined, name, join([getattr(value, name) for value in values]))
-        return joined
-    return first
+    return _map(lambda *tensors: torch.stack(tensors), *values)
 
 
 def slice_of(value: Any, client: int) -> Any:
     """One client's slice of a joined value; tensors are views."""
-    if isinstance(value, Tensor):
-        return value[client]
-    if isinstance(value, dict):
-        return {key: slice_of(item, client) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(slice_of(item, client) for item in value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        own = copy.copy(value)
-        for name in vars(value):
-            setattr(own, name, slice_of(getattr(value, name), client))
-        return own
-    return value
+    return _map(lambda tensor: tensor[client], value)
+
+
+def _map(change: Callable[..., Tensor], *values: Any) -> Any:
+    """Values of one structure as one of the same structure: tensors are changed, of anything else the first is kept."""
+    first = values[0]
+    if isinstance(first, Tensor):
+        return change(*values)
+    if isinstance(first, dict):
+        return {key: _map(change, *(value[key] for value in values)) for key in first}
+    if isinstance(first, list | tuple):
+        return type(first)(_map(change, *items) for items in zip(*values, strict=True))
+    if dataclasses.is_dataclass(first) and not isinstance(first, type):
+        made = copy.copy(first)
+        for name in vars(first):
+            setattr(made, name, _map(change, *(getattr(value, name) for value in values)))
+        return made
+    return first
 
 
 class _Samples(Protocol):
@@ -70,29 +64,18 @@ class _Samples(Protocol):
     def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
-class _Subset(Protocol):
-    """Samples that are a subset of common data."""
-
-    positions: Tensor
-
-    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]: ...
-
-
 class StackedSamples:
-    """The samples of several clients of one size, prepared for the network once.
-
-    Args:
-        each: The clients' samples.
-    """
+    """The samples of several clients of one size, prepared for the network once."""
 
     def __init__(self, each: Sequence[_Samples]) -> None:
-        if all(hasattr(samples, "at") for samples in each):  # one access to the common data serves all
-            components = cast(Sequence[_Subset], each)
-            inputs, labels = components[0].at(torch.cat([samples.positions for samples in components]))
+        if all(hasattr(samples, "at") for samples in each):  # subsets of common data: one access serves all
+            subsets = cast(Sequence[Any], each)
+            inputs, labels = subsets[0].at(torch.cat([samples.positions for samples in subsets]))
         else:
             everything = torch.arange(each[0].size)
             inputs, labels = (torch.cat(v) for v in zip(*(samples.batch(everything) for samples in each), strict=True))
-        self._inputs, self._labels = inputs, labels
+        self._inputs: Tensor = inputs
+        self._labels: Tensor = labels
         self._first = torch.arange(0, len(labels), each[0].size).unsqueeze(1)
 
     @property

@@ -45,13 +45,7 @@ def product_calls(left: Tensor, right: Tensor, out: Tensor, bias: Tensor | None 
     """The same product as calls, to be made in this order and as often as wanted: each time with the values of then.
 
     Where a product goes, and the views of its matrices, are found once. For small matrices that takes longer than the
-    arithmetic.
-
-    Args:
-        left: As of :func:`product`; none of the tensors may need a gradient, or gradients be off when it is called.
-        right: Likewise.
-        out: Where the product is left.
-        bias: As of :func:`product`.
+    arithmetic. Where a tensor needs a gradient, gradients must be off when the calls are made.
     """
     left, right, path = _prepared(left, right)
     if path == "single":

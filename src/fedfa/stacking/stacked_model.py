@@ -36,10 +36,6 @@ class NotStackableError(ModelError):
 class StackedModel(SplitModel):
     """K networks of one kind as one. Called with inputs ``[K, B, …]``, it returns features and logits ``[K, B, …]``.
 
-    Args:
-        model: The network to have K times.
-        clients: K.
-
     Raises:
         NotStackableError: A layer has no stacked form, or the network does not compute the same when it is stacked.
     """
@@ -95,7 +91,7 @@ def _stacked(layer: nn.Module, clients: int, images: bool, name: str) -> nn.Modu
         made = StackedFlatten(clients, images)
     elif type(layer) in _SAME_FOR_EACH:
         made = copy.deepcopy(layer)
-    elif next(layer.children(), None) is not None and not _has_own_tensors(layer):
+    elif next(layer.children(), None) is not None and not (layer._parameters or layer._buffers):
         made = copy.copy(layer)
         made._modules = {n: m and _stacked(m, clients, images, f"{name}.{n}") for n, m in layer._modules.items()}
     else:
@@ -113,10 +109,6 @@ def _refuse_hooks(module: nn.Module) -> None:
     for name, parameter in module.named_parameters():
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             raise NotStackableError(f"no stacked form of hooks (of {name})")
-
-
-def _has_own_tensors(layer: nn.Module) -> bool:
-    return bool(layer._parameters or layer._buffers)
 
 
 def _repeated(tensor: Tensor | None, clients: int) -> nn.Parameter | None:

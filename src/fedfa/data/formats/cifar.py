@@ -20,15 +20,9 @@ _PIXELS = 3 * 32 * 32
 
 
 def parse_binary(data: bytes, name: str, label_bytes: int) -> tuple[Array, Array]:
-    """Read records of label bytes and 3,072 pixel bytes, channel by channel.
+    """Read images ``[N, 32, 32, 3]`` and labels from records of label bytes and 3,072 pixel bytes, channel by channel.
 
-    Args:
-        data: The bytes of a ``.bin`` file.
-        name: Name of the file in error messages.
-        label_bytes: 1 for CIFAR-10; 2 for CIFAR-100, whose second label is the fine one.
-
-    Returns:
-        Images ``[N, 32, 32, 3]`` and labels.
+    CIFAR-10 has one label byte, CIFAR-100 two, of which the second is the fine label.
     """
     record = label_bytes + _PIXELS
     if not data or len(data) % record:
@@ -40,10 +34,7 @@ def parse_binary(data: bytes, name: str, label_bytes: int) -> tuple[Array, Array
 def parse_python(data: bytes, name: str, labels: bytes) -> tuple[Array, Array]:
     """Read the Python version, a pickle in which only arrays, strings and numbers are allowed.
 
-    Args:
-        data: The bytes of a batch file.
-        name: Name of the file in error messages.
-        labels: Key of the labels, ``b"labels"`` or ``b"fine_labels"``.
+    The key of the labels is ``b"labels"`` or ``b"fine_labels"``.
     """
     try:
         batch = _ArraysOnly(io.BytesIO(data), encoding="bytes").load()

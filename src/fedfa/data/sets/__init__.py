@@ -6,13 +6,9 @@ from collections.abc import Mapping
 
 from fedfa.data.definition import DataSetDefinition
 from fedfa.data.sets.cifar import CIFAR10, CIFAR100
-from fedfa.data.sets.digits import DIGITS
-from fedfa.data.sets.emnist import EMNIST_DIGITS, FEMNIST, FEMNIST_DIGITS, MNIST_WRITERS
-from fedfa.data.sets.mixed_digits import MIXED_DIGITS
-from fedfa.data.sets.mnist import FASHION_MNIST, MNIST
-from fedfa.data.sets.svhn_mnist_m import MNIST_M, SVHN
-from fedfa.data.sets.synth_digits import SYNTH_DIGITS
-from fedfa.data.sets.usps_chars74k import CHARS74K, USPS
+from fedfa.data.sets.made_here import DIGITS, MIXED_DIGITS, SYNTH_DIGITS
+from fedfa.data.sets.mnist import EMNIST_DIGITS, FASHION_MNIST, FEMNIST, FEMNIST_DIGITS, MNIST, MNIST_WRITERS
+from fedfa.data.sets.other_digits import CHARS74K, MNIST_M, SVHN, USPS
 
 _ALL = (
     FASHION_MNIST,

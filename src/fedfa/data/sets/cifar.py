@@ -7,8 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from fedfa.data.definition import DataSetDefinition, Edition, Reader
-from fedfa.data.file_finder import FileFinder
+from fedfa.data.definition import DataSetDefinition, Edition, FileFinder, Reader
 from fedfa.data.formats.cifar import parse_binary, parse_python, read_json_labels, read_sheet
 from fedfa.data.formats.untrusted_files import content, tar_members
 from fedfa.data.providers import HubDataset, NpmPackage, WebFiles

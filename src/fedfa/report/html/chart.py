@@ -82,30 +82,18 @@ def ticks(low: float, high: float, about: int, *, whole: bool = False) -> list[f
     return [round(k * step, 12) for k in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def tick_text(value: float, step: float) -> str:
-    """Label of a tick, with the digits that the step needs.
-
-    Example:
-        >>> tick_text(2500.0, 500), tick_text(0.5, 0.25)
-        ('2,500', '0.50')
-    """
-    if abs(value) >= 1e7:
-        return f"{value:.0e}"
-    digits = max(0, -math.floor(math.log10(step) + 1e-9)) if step > 0 else 0
-    if step > 0 and round(step * 10**digits, 6) % 1 > 1e-6:
-        digits += 1
-    return f"{value:,.{digits}f}"
-
-
 def tick_texts(marks: Sequence[float]) -> list[str]:
-    """Labels of ticks, with the digits that their distance needs.
+    """Labels of ascending ticks, with the digits that their distance needs.
 
     Example:
-        >>> tick_texts([0.0, 0.5, 1.0])
-        ['0.0', '0.5', '1.0']
+        >>> tick_texts([0.0, 0.5, 1.0]), tick_texts([0.25, 0.5]), tick_texts([2000.0, 2500.0])
+        (['0.0', '0.5', '1.0'], ['0.25', '0.50'], ['2,000', '2,500'])
     """
     step = marks[1] - marks[0] if len(marks) > 1 else 1.0
-    return [tick_text(mark, step) for mark in marks]
+    digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    if round(step * 10**digits, 6) % 1 > 1e-6:
+        digits += 1
+    return [f"{mark:.0e}" if abs(mark) >= 1e7 else f"{mark:,.{digits}f}" for mark in marks]
 
 
 def tick_label_centre(drawing: Drawing, x: float, text: str) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedfa.errors import FedfaError
 from fedfa.experiment.config import OWN, Config, affects_result, preset_layer, presets
-from fedfa.experiment.layers import flat, merge, nest, value_text
+from fedfa.experiment.layers import flat, nest_all, value_text
 from fedfa.experiment.recorded_runs import RecordedRun
 from fedfa.experiment.run import same_run
 
@@ -68,7 +68,7 @@ def _nearest(config: Config) -> tuple[str, dict[str, Any]] | None:
         for with_variant in (False, True) if config.algorithm.variant else (False,):
             asked: dict[str, Any] = {"algorithm.variant": config.algorithm.variant} if with_variant else {}
             try:
-                there = flat(Config.preset(preset, base, _layer(asked)).to_dict())
+                there = flat(Config.preset(preset, base, nest_all(asked)).to_dict())
             except FedfaError:
                 continue
             compared = {k for k in wanted.keys() | there.keys() if affects_result(k) and k != "algorithm.name"}
@@ -76,17 +76,10 @@ def _nearest(config: Config) -> tuple[str, dict[str, Any]] | None:
             if compared <= wanted.keys() and len(asked | different) <= _MAX_ASSIGNMENTS:
                 found.append((len(asked | different), preset, asked | different))
     for _, preset, different in sorted(found, key=lambda one: (one[0], one[1])):
-        reached = Config.preset(preset, {"algorithm": {"name": config.algorithm.name}}, _layer(different))
+        reached = Config.preset(preset, {"algorithm": {"name": config.algorithm.name}}, nest_all(different))
         if same_run(reached, config):
             return preset, different
     return None
-
-
-def _layer(values: dict[str, Any]) -> dict[str, Any]:
-    layer: dict[str, Any] = {}
-    for key, value in values.items():
-        layer = merge(layer, nest(key, value))
-    return layer
 
 
 @cache

@@ -218,10 +218,10 @@ def _embeddings(chapter: Chapter, classes: Sequence[str], problems: list[Problem
 
 def _stored(method: MethodRuns) -> list[tuple[str, RecordedRun, int]]:
     """The first and the last round with stored features, of the first seed that has any."""
-    from fedfa.diagnostics.records import shown_rounds
+    from fedfa.diagnostics.records import DiagnosticsRecords
 
     for run in method.runs:
-        rounds = shown_rounds(run.path)
+        rounds = DiagnosticsRecords(run.path).shown_rounds()
         if rounds:
             return [(f"{method.name}, round {at}", run, at) for at in sorted({rounds[0], rounds[-1]})]
     return []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from io import BytesIO
@@ -133,15 +133,7 @@ def shape_outline(shape: str, x: float, y: float, r: float) -> list[Point]:
 
 # -- SVG --------------------------------------------------------------------------------------------------------------
 def inline_svg(drawing: Drawing, title: str, description: str, *, css: str, label: str) -> str:
-    """SVG for a page; colours are CSS variables of the page's theme.
-
-    Args:
-        drawing: The drawing.
-        title: Name for screen readers.
-        description: Description for screen readers.
-        css: CSS classes of the element.
-        label: Identifier, unique on the page.
-    """
+    """SVG for a page; colours are CSS variables of the page's theme, ``label`` is unique on the page."""
     plots = escape(json.dumps(drawing.plots, separators=(",", ":")))
     return (
         f'<svg class="{css}" viewBox="0 0 {_n(drawing.width)} {_n(drawing.height)}" role="img" '
@@ -212,20 +204,20 @@ def _polygon(outline: Sequence[Point]) -> str:
 
 
 # -- PNG --------------------------------------------------------------------------------------------------------------
-def file_png(drawing: Drawing, *, colours: Mapping[str, str] = LIGHT, dpi: int = 200) -> bytes:
-    """Render a drawing as PNG.
+def file_png(drawing: Drawing) -> bytes:
+    """Render a drawing as PNG, in the light theme.
 
     Raises:
         FedfaError: matplotlib is not installed.
     """
-    figure = matplotlib_figure(figsize=(drawing.width / 100, drawing.height / 100), facecolor=colours["surface"])
+    figure = matplotlib_figure(figsize=(drawing.width / 100, drawing.height / 100), facecolor=LIGHT["surface"])
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, drawing.width), ylim=(drawing.height, 0))
     axes.axis("off")
     for order, mark in enumerate(drawing.marks):
-        _paint(axes, mark, colours, order)
+        _paint(axes, mark, order)
     out = BytesIO()
-    figure.savefig(out, format="png", dpi=dpi, metadata={"Software": None})
+    figure.savefig(out, format="png", dpi=200, metadata={"Software": None})
     return out.getvalue()
 
 
@@ -246,12 +238,12 @@ _POINTS = 0.72
 """Typographic points per pixel, at a hundred pixels per inch."""
 
 
-def _paint(axes: Any, mark: Mark, colours: Mapping[str, str], order: int) -> None:
+def _paint(axes: Any, mark: Mark, order: int) -> None:
     from matplotlib.collections import LineCollection, PatchCollection
     from matplotlib.patches import Circle, Polygon, Rectangle
 
     line_style: dict[str, Any]
-    paint = colours[mark.colour]
+    paint = LIGHT[mark.colour]
     if isinstance(mark, Text):
         axes.text(
             *mark.at, mark.text, color=paint, fontsize=mark.size * _POINTS * 0.95, zorder=order, va="baseline",
@@ -273,6 +265,6 @@ def _paint(axes: Any, mark: Mark, colours: Mapping[str, str], order: int) -> Non
             patches = [Circle(point, mark.radius) for point in mark.points]
         else:
             patches = [Polygon(shape_outline(mark.shape, x, y, mark.radius)) for x, y in mark.points]
-        edge = colours[mark.rim] if isinstance(mark, Dots) and mark.rim else "none"
+        edge = LIGHT[mark.rim] if isinstance(mark, Dots) and mark.rim else "none"
         line_style = {"facecolor": paint, "edgecolor": edge, "lw": 0.9, "alpha": mark.opacity, "zorder": order}
         axes.add_collection(PatchCollection(patches, **line_style), autolim=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from statistics import fmean
@@ -19,8 +19,6 @@ from fedfa.report.html.line_charts import Axis, Panel, Series, hover_lines, line
 from fedfa.report.html.palette import Style
 
 MethodStyles = Mapping[str, Style]
-Pick = Callable[[Mapping[str, Any]], Sequence[float | None] | None]
-"""Selects a list of values from a round's record."""
 _MAX_LINES = 5
 """With more methods than this, each is also shown in a chart of its own."""
 _MAX_ROWS = 60
@@ -271,50 +269,41 @@ def split_figure(split: Split) -> Figure:
 
 
 # -- classes and domains ----------------------------------------------------------------------------------------------
-def _last_values(method: MethodRuns, pick: Pick) -> list[float | None]:
+def _accuracies(records: Sequence[Mapping[str, Any]], word: str, labels: list[str]) -> dict[int, list[float | None]]:
+    """The accuracies by class or domain of the evaluations that have them, in percent, by round."""
+    found = {}
+    for record in records:
+        values = record.get(f"{word}_accuracy")
+        if values and record.get("accuracy") is not None:
+            each = [values.get(name) for name in labels] if isinstance(values, Mapping) else values
+            found[int(record["round"])] = [None if value is None else 100 * value for value in each]
+    return found
+
+
+def _last_values(method: MethodRuns, word: str, labels: list[str]) -> list[float | None]:
     """Values of the last evaluation (of the final pass, if there is one), mean over seeds."""
-    lists = []
-    for run in method.runs:
-        records = [record for record in run.metrics if record.get("accuracy") is not None and pick(record)]
-        if records:
-            lists.append(list(pick(records[-1]) or []))
-    if not lists:
-        return []
-    width = min(len(values) for values in lists)
-    means: list[float | None] = []
-    for place in range(width):
-        values = [v for one in lists if (v := one[place]) is not None]
-        means.append(100 * fmean(values) if values else None)
-    return means
+    found = (list(_accuracies(run.metrics, word, labels).values()) for run in method.runs)
+    seeds = [values[-1] for values in found if values]
+    columns = ([value for value in column if value is not None] for column in zip(*seeds, strict=False))
+    return [fmean(values) if values else None for values in columns]
 
 
 def class_figures(chapter: Chapter, names: Sequence[str]) -> list[Figure]:
     """Accuracy by class: at the end and by round."""
-
-    def pick(record: Mapping[str, Any]) -> Sequence[float | None] | None:
-        return record.get("class_accuracy")
-
-    count = max((len(pick(r) or []) for run in chapter.runs for r in run.evaluated), default=0)
+    count = max((len(r.get("class_accuracy") or []) for run in chapter.runs for r in run.evaluated), default=0)
     labels = list(names) if len(names) == count else [str(label) for label in range(count)]
-    return _category_figures(chapter, pick, labels, "class")
+    return _category_figures(chapter, labels, "class")
 
 
 def domain_figures(chapter: Chapter) -> list[Figure]:
     """Accuracy by domain, if there are several."""
     found = [r["domain_accuracy"] for run in chapter.runs for r in run.evaluated if r.get("domain_accuracy")]
     names = list(dict.fromkeys(name for one in found for name in one))
-    if len(names) < 2:
-        return []
-
-    def pick(record: Mapping[str, Any]) -> Sequence[float | None] | None:
-        by_domain = record.get("domain_accuracy")
-        return [by_domain.get(name) for name in names] if by_domain else None
-
-    return _category_figures(chapter, pick, names, "domain")
+    return _category_figures(chapter, names, "domain")
 
 
-def _category_figures(chapter: Chapter, pick: Pick, labels: list[str], word: str) -> list[Figure]:
-    values = {method.name: _last_values(method, pick) for method in chapter.methods}
+def _category_figures(chapter: Chapter, labels: list[str], word: str) -> list[Figure]:
+    values = {method.name: _last_values(method, word, labels) for method in chapter.methods}
     values = {name: row for name, row in values.items() if row}
     if not values or len(labels) < 2:
         return []
@@ -328,7 +317,7 @@ def _category_figures(chapter: Chapter, pick: Pick, labels: list[str], word: str
         heat_maps([heat], WIDE, scale, cell=26, digits=0), heat_maps([heat], NARROW, scale, cell=26, digits=0),
         hover=[heat.hover()], table=Table(["method", *labels], rows),
     )  # fmt: skip
-    heats = [one for method in chapter.methods if (one := _by_round(method, pick, labels, word)) is not None]
+    heats = [one for method in chapter.methods if (one := _by_round(method, labels, word)) is not None]
     if not heats:
         return [end]
     cell = 13.0 if len(labels) <= 12 else max(2.0, 160 / len(labels))
@@ -342,15 +331,10 @@ def _category_figures(chapter: Chapter, pick: Pick, labels: list[str], word: str
     return [end, by_round]
 
 
-def _by_round(method: MethodRuns, pick: Pick, labels: list[str], word: str) -> Heat | None:
-    records = [record for record in method.runs[0].evaluated if pick(record)]
-    if len(records) < 2:
+def _by_round(method: MethodRuns, labels: list[str], word: str) -> Heat | None:
+    found = _accuracies(method.runs[0].evaluated, word, labels)
+    if len(found) < 2:
         return None
-    records = records[:: math.ceil(len(records) / 120)]
-    columns = [str(record["round"]) for record in records]
-    lists = [list(pick(record) or []) for record in records]
-    rows = [
-        [100 * v if place < len(one) and (v := one[place]) is not None else None for one in lists]
-        for place in range(len(labels))
-    ]
-    return Heat(labels, columns, rows, method.name, word, "round", " %")
+    shown = list(found)[:: math.ceil(len(found) / 120)]
+    rows = [[found[at][place] if place < len(found[at]) else None for at in shown] for place in range(len(labels))]
+    return Heat(labels, [str(at) for at in shown], rows, method.name, word, "round", " %")

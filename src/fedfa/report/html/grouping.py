@@ -58,9 +58,10 @@ class MethodRuns:
             points.append(CurvePoint(at, sum(values) / len(values), min(values), max(values)))
         return points
 
-    def over_seeds(self, figure: Callable[[RecordedRun], float | None]) -> SeedMean | None:
-        """Mean of a figure over the seeds that have it."""
-        return SeedMean.over({run.seed: value for run in self.runs if (value := figure(run)) is not None})
+    def over_seeds(self, key: str, factor: float) -> SeedMean | None:
+        """Mean of a figure of the results, times a factor, over the seeds that have it."""
+        found = {run.seed: run.results.get(key) for run in self.runs}
+        return SeedMean.over({seed: factor * value for seed, value in found.items() if isinstance(value, int | float)})
 
     def after_final_pass(self) -> tuple[float, float] | None:
         """Round and mean accuracy of the final pass, if every seed has one."""

@@ -61,16 +61,9 @@ def heat_maps(
     square: bool = False,
     digits: int | None = None,
 ) -> Drawing:
-    """Draw heat maps with one colour scale.
+    """Draw heat maps with one colour scale, titles above them.
 
-    Args:
-        heats: The tables; those with a title have it above them.
-        width: Width of the drawing.
-        scale: The colour scale.
-        cell: Height of a row.
-        panel_width: Approximate width of one of several heat maps.
-        square: Draw square cells.
-        digits: Decimals of the numbers in cells, shown where they fit; None for no numbers.
+    Rows have the height ``cell`` unless cells are square; numbers stand in the cells where they fit, None for none.
     """
     columns = max(1, min(len(heats), round(width / panel_width)))
     gap = 18.0

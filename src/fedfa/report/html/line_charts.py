@@ -76,13 +76,8 @@ def line_chart(
 ) -> Drawing:
     """Draw lines with their bands.
 
-    Args:
-        series: The lines.
-        x: The horizontal axis.
-        y: The vertical axis; its label stands above it.
-        width: Width of the drawing.
-        height: Height of the drawing; grows if the names need more.
-        names: Label the ends of the lines with names and last values if they fit; otherwise a legend stands below.
+    Names and last values label the ends of the lines if that is asked for and they fit, for which the height may grow;
+    otherwise a legend stands below.
     """
     shown = [one for one in series if one.points]
     end = max((_last(one)[0] for one in shown), default=0.0)

@@ -6,6 +6,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib import resources
 from itertools import groupby
@@ -36,36 +37,27 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 """Makes the browser refuse all network access."""
 
 
+@dataclass
 class Page:
-    """Builds a page; ``html`` is its text, ``figures`` its figures by file name.
+    """Builds a page; ``html`` is its text, ``figures`` its figures by file name."""
 
-    Args:
-        chapters: The chapters.
-        method_styles: Style of each method, by name.
-        problems: What could not be read.
-        splits: Computes the splits of the data.
-        targets: Accuracies in percent for the table of costs; empty for round ones.
-        refresh: Seconds after which the page reloads itself; None for never.
-        command: The command that writes the page.
-    """
+    chapters: Sequence[Chapter]
+    method_styles: MethodStyles
+    problems: list[Problem]
+    """What could not be read; what cannot be shown is added."""
+    splits: Splits
+    targets: Sequence[float] = ()
+    """Accuracies in percent for the table of costs; empty for round ones."""
+    refresh: int | None = None
+    """Seconds after which the page reloads itself; None for never."""
+    command: str = ""
+    """The command that writes the page."""
 
-    def __init__(
-        self,
-        chapters: Sequence[Chapter],
-        method_styles: MethodStyles,
-        problems: Sequence[Problem],
-        splits: Splits,
-        *,
-        targets: Sequence[float] = (),
-        refresh: int | None = None,
-        command: str = "",
-    ) -> None:
-        self.chapters, self.method_styles, self.problems, self.splits = chapters, method_styles, list(problems), splits
-        self.targets, self.refresh, self.command = targets, refresh, command
+    def __post_init__(self) -> None:
+        self.problems = list(self.problems)
         self.figures: dict[str, Figure] = {}
         self._prefix = ""
-        bodies = [self._chapter(chapter, place) for place, chapter in enumerate(chapters)]
-        self.html = self._document(bodies)
+        self.html = self._document([self._chapter(chapter, place) for place, chapter in enumerate(self.chapters)])
 
     def _document(self, bodies: Sequence[str]) -> str:
         files = resources.files("fedfa.report.html")

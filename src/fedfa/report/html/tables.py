@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
 from fedfa.experiment.layers import flat
-from fedfa.experiment.recorded_runs import RecordedRun
 from fedfa.report.html.chart import Table, number
 from fedfa.report.html.commands import command_of
 from fedfa.report.html.figures import MethodStyles, reach
@@ -60,14 +59,6 @@ def swatch(line_style: Style) -> str:
 
 
 # -- results ----------------------------------------------------------------------------------------------------------
-def _figure(key: str, factor: float) -> Callable[[RecordedRun], float | None]:
-    def value(run: RecordedRun) -> float | None:
-        found = run.results.get(key)
-        return factor * found if isinstance(found, int | float) else None
-
-    return value
-
-
 #: Key in the results, label, meaning, factor, digits, whether the maximum is bold.
 _COLUMNS: tuple[tuple[str, str, str, float, int, bool], ...] = (
     ("final_accuracy", "final %", "after the last round, or after the final pass", 100, 2, True),
@@ -83,9 +74,7 @@ _COLUMNS: tuple[tuple[str, str, str, float, int, bool], ...] = (
 
 def results(chapter: Chapter, method_styles: MethodStyles) -> str:
     """The table of methods, sorted by the mean of the last ten evaluations."""
-    spreads = [
-        [method.over_seeds(_figure(key, factor)) for key, _, _, factor, _, _ in _COLUMNS] for method in chapter.methods
-    ]
+    spreads = [[method.over_seeds(key, factor) for key, _, _, factor, _, _ in _COLUMNS] for method in chapter.methods]
     if not any(cell for row in spreads for cell in row):
         return ""
     last_ten = [spread.mean if (spread := row[2]) else -1.0 for row in spreads]

@@ -32,23 +32,21 @@ class Report:
 class Reporter:
     """Writes the report of some runs, once or repeatedly.
 
-    Args:
-        paths: Run directories, or directories that hold some.
-        out: The HTML file.
-        targets: Accuracies in percent for the table of costs; empty for round ones.
-        figures: Also write the figures as files, to ``NAME-figures/`` beside the page.
-        command: The command that writes the page, shown on it.
-
     Example:
         >>> Reporter([Path("runs/a")], Path("report.html")).figure_directory.as_posix()
         'report-figures'
     """
 
     paths: Sequence[Path]
+    """Run directories, or directories that hold some."""
     out: Path
+    """The HTML file."""
     targets: Sequence[float] = ()
+    """Accuracies in percent for the table of costs; empty for round ones."""
     figures: bool = True
+    """Also write the figures as files, to ``NAME-figures/`` beside the page."""
     command: str = ""
+    """The command that writes the page, shown on it."""
 
     def __post_init__(self) -> None:
         self._splits = Splits()
@@ -120,15 +118,7 @@ class Reporter:
     def _write(self, found: FoundRuns, *, refresh: int | None = None, figures: bool = False) -> Report:
         chapters = chapters_of(found.runs)
         method_styles = styles(method.name for chapter in chapters for method in chapter.methods)
-        page = Page(
-            chapters,
-            method_styles,
-            found.problems,
-            self._splits,
-            targets=self.targets,
-            refresh=refresh,
-            command=self.command,
-        )
+        page = Page(chapters, method_styles, found.problems, self._splits, self.targets, refresh, self.command)
         try:
             self.out.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self.out, page.html)

