@@ -43,7 +43,7 @@ MUTATIONS = [
     in_algorithm("feddyn", "/ server.num_clients", "/ server.aggregate.clients"),
     in_algorithm("feddyn", "- h[name] / alpha", "+ h[name] / alpha"),
     in_algorithm("scaffold", "name, ctx) - _or_zero(own", "name, ctx) + _or_zero(own"),
-    in_algorithm("scaffold", "share, control = server.aggregate.clients / server.num_clients", "share, control = 1.0"),
+    in_algorithm("scaffold", "return 1.0, server.aggregate.clients / server.num_clients", "return 1.0, 1.0"),
     in_algorithm("scaffold", "(ctx.steps * ctx.local.lr)", "ctx.local.lr"),
     in_algorithm("fednova", "(length or 1.0)", "1.0"),
     in_algorithm("fednova", "1.0 - pull * distance", "1.0 + pull * distance"),
