@@ -57,7 +57,7 @@ MUTATIONS = [
     in_algorithm("fedlc", "return -label_margins", "return label_margins"),
     in_algorithm("ccvr", "count / (count - 1)", "(count - 1) / count"),
     in_algorithm("ccvr", "- torch.outer(mean, mean)", "+ torch.outer(mean, mean)"),
-    in_algorithm("fedma", "maximize=True", "maximize=False"),
+    in_algorithm("matched_averaging", "maximize=True", "maximize=False"),
     in_algorithm(
         "final_calibration",
         "batch.gradient(weight, bias), self.lr)",

@@ -254,7 +254,7 @@ def test_without_any_step_the_model_stays(method: str) -> None:
 def test_other_networks_work_or_are_refused(method: str, network: Callable[[], nn.Module]) -> None:
     """BatchNorm, a classifier without bias, both; in single precision, which it keeps."""
     has_norm = any(isinstance(layer, nn.BatchNorm1d) for layer in network().modules())
-    if (method, has_norm) in (("fedma", True), ("fedbn", False)):  # the only ones that ask something of the network
+    if (method, has_norm) in (("matching", True), ("fedbn", False)):  # the only ones that ask something of the network
         with pytest.raises(AlgorithmError, match=f"{method} .{{40}}"):
             federation_of(method, network=network)
         return
@@ -275,7 +275,7 @@ def test_a_frozen_layer_stays_as_it_is(method: str) -> None:
         net.get_parameter("0.weight").requires_grad_(False)
         return net
 
-    if method == "fedma":  # permutes the units of all layers
+    if method == "matching":  # permutes the units of all layers
         with pytest.raises(AlgorithmError, match=r"'0\.weight' is frozen"):
             federation_of(method, network=frozen)
         return
@@ -358,7 +358,7 @@ NO_SHARED_MODEL = ("local", "fedproto")
 
 
 @pytest.mark.parametrize("method", NO_SHARED_MODEL)
-@pytest.mark.parametrize("other", [*OPTIMISERS, "fedprox", "moon", "scaffold", "feddyn", "fednova", "ccvr", "fedma"])
+@pytest.mark.parametrize("other", [*OPTIMISERS, "fedprox", "moon", "scaffold", "feddyn", "fednova", "ccvr", "matching"])
 def test_what_acts_on_a_shared_model_is_refused_where_there_is_none(method: str, other: str) -> None:
     """Else it would silently do nothing."""
     reason = outcome(f"{method}+{other}")

@@ -12,13 +12,13 @@ from fedfa.algorithms.feddyn import FedDyn
 from fedfa.algorithms.fedetf import FedETF
 from fedfa.algorithms.fedfa import Anchors, Calibration
 from fedfa.algorithms.fedlc import FedLC
-from fedfa.algorithms.fedma import FedMA
 from fedfa.algorithms.fednova import FedNova
 from fedfa.algorithms.fedproc import FedProc
 from fedfa.algorithms.fedproto import FedProto
 from fedfa.algorithms.fedprox import FedProx
 from fedfa.algorithms.final_calibration import FinalCalibration
 from fedfa.algorithms.local_only import LocalOnly
+from fedfa.algorithms.matched_averaging import MatchedAveraging
 from fedfa.algorithms.moon import MOON
 from fedfa.algorithms.scaffold import Scaffold
 from fedfa.algorithms.server_optimisers import FedAdagrad, FedAdam, FedAvgM, FedYogi
@@ -55,6 +55,6 @@ class FedFA(Algorithm):
 
 __all__ = [
     "CCVR", "MOON", "Anchors", "Calibration", "Centralised", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedBN",
-    "FedDyn", "FedETF", "FedFA", "FedLC", "FedMA", "FedNova", "FedProc", "FedProto", "FedProx", "FedYogi",
-    "FinalCalibration", "LocalOnly", "Scaffold",
+    "FedDyn", "FedETF", "FedFA", "FedLC", "FedNova", "FedProc", "FedProto", "FedProx", "FedYogi",
+    "FinalCalibration", "LocalOnly", "MatchedAveraging", "Scaffold",
 ]  # fmt: skip

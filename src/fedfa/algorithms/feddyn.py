@@ -55,8 +55,8 @@ class FedDyn(Component):
     alpha: float = Field(0.1, ge=0)
     """α (FedFA's paper: μ/2 = 0.05). 0 is FedAvg with equal weights."""
     mean_size: float | None = Field(None, gt=0)
-    """Mean number of samples of all clients: a client of n_i samples then has α_i = α · mean_size / n_i, and the objective
-    is weighted by samples, as in the published code. Left out, α is the same for all."""
+    """Mean number of samples of all clients: a client of n_i samples then has α_i = α · mean_size / n_i, and the
+    objective is weighted by samples, as in the published code. Left out, α is the same for all."""
 
     def begin(self, ctx: ClientContext) -> None:
         """Remember θ_t, and g_i if there is one yet (it starts as zero)."""
