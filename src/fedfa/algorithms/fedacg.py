@@ -5,8 +5,8 @@ arXiv:2201.03172.
 
 The server sends the look-ahead point θ + λ m, m being its momentum (zero at first). A client starts there, minimises
 its loss + β/2 ‖θ_i − (θ + λ m)‖², and the server makes m ← λ m + mean(θ_i − (θ + λ m)), θ ← θ + m. So the new θ is the
-mean of the clients' models and m how far it moved: FedAvg's update itself. λ = 0.85 and β = 0.01 are the paper's values.
-The mean is that of FedAvg (the paper's is even; ``fedavg.weighting = "uniform"``).
+mean of the clients' models and m how far it moved: FedAvg's update itself. λ = 0.85 and β = 0.01 are the paper's
+values. The mean is that of FedAvg (the paper's is even; ``fedavg.weighting = "uniform"``).
 
 θ and m are sent apart here, because what is sent as the model is also what is evaluated; a server that sent the sum
 would need no more bytes than FedAvg. A client without a step returns the look-ahead point.

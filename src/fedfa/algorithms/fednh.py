@@ -6,7 +6,8 @@ Prototypes*, AAAI 2023, arXiv:2212.02758.
 The classifier is one unit vector w_c per class without bias, the logits are s·w_c·h/‖h‖ with a learnable scale s. The
 vectors start as far apart as they can be: with at least as many features as classes that is the simplex of equal
 angles, cosine −1/(C−1), which the paper reaches by optimisation. Clients train the rest of the network with the w_c
-fixed. After training a client sends μ_c, the direction of the mean of its unit features of class c, and the server makes
+fixed. After training a client sends μ_c, the direction of the mean of its unit features of class c, and the server
+makes
 
     w_c ← normalise( ρ w_c + (1 − ρ) normalise( Σ_k n_kc μ_kc / Σ_k n_kc ) ),
 
