@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from fedfa.learning.component import Component
 from fedfa.learning.context import Batch, ClientContext
@@ -38,7 +39,7 @@ class FedSAM(Component):
 
     def gradient(self, ctx: ClientContext, batch: Batch) -> None:
         """Replace ∇f(w) by ∇f(w + ρ g/‖g‖)."""
-        moved = [parameter for parameter in ctx.parameters.values() if parameter.grad is not None]
+        moved: list[Tensor] = [parameter for parameter in ctx.parameters.values() if parameter.grad is not None]
         gradients = [parameter.grad for parameter in moved if parameter.grad is not None]
         length = float(torch.stack([gradient.norm() for gradient in gradients]).norm()) if gradients else 0.0
         if length == 0:

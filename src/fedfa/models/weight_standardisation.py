@@ -24,7 +24,8 @@ GAIN = math.sqrt(2 / (1 - 1 / math.pi))
 def standardised(weight: Tensor) -> Tensor:
     """The weights ``[units, …]`` that a layer computes with."""
     centred = weight.flatten(1) - weight.flatten(1).mean(1, keepdim=True)
-    return (GAIN * centred / (centred.square().sum(1, keepdim=True) + 1e-8).sqrt()).view_as(weight)
+    scaled: Tensor = GAIN * centred / (centred.square().sum(1, keepdim=True) + 1e-8).sqrt()
+    return scaled.view_as(weight)
 
 
 class StandardisedConv2d(nn.Conv2d):
