@@ -141,7 +141,7 @@ def test_the_constants_are_larger_than_zero_and_one_batch_has_no_variance(blobs:
 
 
 def test_where_nothing_is_shared_there_is_no_lemma(blobs: DataSet) -> None:
-    with pytest.raises(FedfaError, match="a round moved none"):
+    with pytest.raises(FedfaError, match="here they share none"):
         measured(blobs, "local")
 
 

@@ -90,7 +90,8 @@ class Report:
     lemmas: list[Finding]
     divergences: list[Divergence]
     feature_deviations: dict[str, Agreement]
-    round: OneRound
+    round: OneRound | None
+    """None for methods that share no weights."""
     smoothness: Smoothness | None
     """None for methods without anchors and calibration."""
     operations: Operations
@@ -137,18 +138,19 @@ def theorem_figures(found: Report) -> dict[str, Any]:
             {"form": name, "number": each.count, "deviation": _median(each.deviation), "cosine": _median(each.cosine)}
             for name, each in found.feature_deviations.items()
         ],
-        "lemma 3": {
-            "change": one.change, "bound": one.bound, "mended bound": one.mended_bound, "steps": one.steps,
-            "L1": one.smoothness, "L2": one.lipschitz, "sigma squared": one.variance, "G squared": one.square,
-            "gradient squared": one.gradient, "step condition": one.step_condition,
-        },
-        "theorem 3": {"least epsilon": one.least_epsilon, "largest mu": one.largest_mu},
         "overhead": {
             "G1": counts.network, "G2": counts.anchor_loss, "G3": counts.calibration, "G4": counts.averaging,
             "as printed": counts.as_printed, "per batch": counts.per_batch(found.batch_size),
             "measured": found.cpu_ratio,
         },
     }  # fmt: skip
+    if one is not None:
+        figures["lemma 3"] = {
+            "change": one.change, "bound": one.bound, "mended bound": one.mended_bound, "steps": one.steps,
+            "L1": one.smoothness, "L2": one.lipschitz, "sigma squared": one.variance, "G squared": one.square,
+            "gradient squared": one.gradient, "step condition": one.step_condition,
+        }  # fmt: skip
+        figures["theorem 3"] = {"least epsilon": one.least_epsilon, "largest mu": one.largest_mu}
     if smooth is not None:
         figures["theorem 4"] = {
             "classes": len(smooth.measured),
@@ -279,6 +281,7 @@ def _measure(
     from fedfa.experiment.build import single_thread
     from fedfa.experiment.config import Config
     from fedfa.experiment.experiment import Experiment
+    from fedfa.learning.context import Role
 
     experiment = Experiment.from_config(config, extra=[Lemmas()])
     if experiment.algorithm.pools_data:
@@ -302,7 +305,9 @@ def _measure(
 
         one, whole = both_trainings(engine_of(experiment), experiment.plan(state, local), cohort, client_state)
         mu = float(options.get("anchors", {}).get("mu", 0.0))
-        of_round = one_round(descent.training, engine_of(descent), state, local, cohort, client_state, mu)
+        of_round = None
+        if Role.SHARED in experiment.roles.values():
+            of_round = one_round(descent.training, engine_of(descent), state, local, cohort, client_state, mu)
         smooth = cpu_ratio = None
         if is_fedfa:
             averaging = Config.resolve(config.to_dict(), {"algorithm": {"name": "fedavg"}})

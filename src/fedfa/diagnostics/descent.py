@@ -120,7 +120,7 @@ class OneRound:
         drift = lr**3 * L1**2 * G2 * t * (t - 1) * (2 * t - 1) / 12
         moved = L2 * t * lr * G2**0.5
         anchors = self.mu * (moved**2 + 2 * self.anchor_distance * moved)
-        return -t * lr / 2 * self.gradient + t * L1 * lr**2 * self.variance + drift + anchors
+        return float(-t * lr / 2 * self.gradient + t * L1 * lr**2 * self.variance + drift + anchors)
 
     @property
     def least_epsilon(self) -> float:
@@ -159,6 +159,8 @@ def one_round(
     Raises:
         FedfaError: A client did not train.
     """
+    if not _trained(training):
+        raise FedfaError("Lemma 3 is about weights that clients share, and here they share none; choose another method")
     record = f"{Descent.name}/record"
     local = local.model_copy(update={"weight_decay": 0.0, "momentum": 0.0})
     full = single_step(local)
@@ -189,10 +191,6 @@ def one_round(
     for other, records in ((far, distant), (near, close)):
         moved = {name: (other.model[name] - value).double() for name, value in state.model.items()}
         whole = _length([value for name, value in moved.items() if name in _trained(training)])
-        if whole == 0:
-            raise FedfaError(
-                "Lemma 3 is about weights that clients share, but a round moved none; choose another method"
-            )
         extractor = _length([value for name, value in moved.items() if name in _trained(training) - head])
         for before, later in zip(start, records, strict=True):
             smooth.append(float((later["sum"] - before["sum"]).norm()) / whole)

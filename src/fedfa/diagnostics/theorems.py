@@ -116,17 +116,18 @@ def smoothness(fedfa: Sides, fedavg: Sides, anchors: Tensor) -> Smoothness:
         fedavg: Trained with FedAvg.
         anchors: a_c, ``[C, d]``.
     """
-    held = sum(sides["counts"] for sides in fedfa.clients) > 0
-    total = float(sum(sides["counts"].sum() for sides in fedfa.clients))
+    counts = torch.stack([one["counts"] for one in fedfa.clients])  # [N, C]
+    held, total = counts.sum(0) > 0, float(counts.sum())
     (A_hat, B_hat), (A, B) = _coefficients(fedfa), _coefficients(fedavg)
     lengths = anchors.double().square().sum(1)
     predicted = ((A_hat**2 - A**2) * lengths + (B_hat**2 - B**2) @ lengths) / total**2
     gradients = [
-        sum(one["counts"].sum() * one["trained gradient"] for one in sides.clients) / total for sides in (fedfa, fedavg)
+        torch.stack([one["counts"].sum() * one["trained gradient"] for one in sides.clients]).sum(0) / total
+        for sides in (fedfa, fedavg)
     ]
     measured = gradients[0].square().sum(1) - gradients[1].square().sum(1)
     means = torch.stack([one["trained features"] for one in fedfa.clients])
-    weights = torch.stack([one["counts"] for one in fedfa.clients]).unsqueeze(-1)
+    weights = counts.unsqueeze(-1)
     mean = nn.functional.normalize(((means * weights).sum(0) / weights.sum(0).clamp(min=1))[held], dim=1)
     apart = (mean @ mean.mT)[~torch.eye(len(mean), dtype=torch.bool)]
     others = (~torch.eye(len(held), dtype=torch.bool)) & held.unsqueeze(0)  # [c, c̄]: samples of c̄, row c
@@ -137,10 +138,10 @@ def smoothness(fedfa: Sides, fedavg: Sides, anchors: Tensor) -> Smoothness:
 
 def _coefficients(sides: Sides) -> tuple[Tensor, Tensor]:
     """A ``[C]`` and B ``[C, C]``, B[c, c̄] = Σ_i n_ic̄ p̄_ic^(c̄), zero on the diagonal."""
-    A = sum(one["counts"] * (1 - one["trained probabilities"].diagonal()) for one in sides.clients)
-    B = sum((one["counts"].unsqueeze(1) * one["trained probabilities"]).mT for one in sides.clients)
-    assert isinstance(A, Tensor)
-    assert isinstance(B, Tensor)
+    counts = torch.stack([one["counts"] for one in sides.clients])
+    p = torch.stack([one["trained probabilities"] for one in sides.clients])  # [N, c', c]
+    A = (counts * (1 - p.diagonal(dim1=1, dim2=2))).sum(0)
+    B = (counts.unsqueeze(2) * p).sum(0).mT
     return A, B - torch.diag(B.diagonal())
 
 

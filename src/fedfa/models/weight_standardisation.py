@@ -24,8 +24,7 @@ GAIN = math.sqrt(2 / (1 - 1 / math.pi))
 def standardised(weight: Tensor) -> Tensor:
     """The weights ``[units, …]`` that a layer computes with."""
     centred = weight.flatten(1) - weight.flatten(1).mean(1, keepdim=True)
-    scaled: Tensor = GAIN * centred / (centred.square().sum(1, keepdim=True) + 1e-8).sqrt()
-    return scaled.view_as(weight)
+    return (GAIN * centred / (centred.square().sum(1, keepdim=True) + 1e-8).sqrt()).view_as(weight)
 
 
 class StandardisedConv2d(nn.Conv2d):
@@ -33,7 +32,8 @@ class StandardisedConv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """The output."""
-        return self._conv_forward(input, standardised(self.weight), self.bias)
+        output: Tensor = self._conv_forward(input, standardised(self.weight), self.bias)
+        return output
 
 
 class StandardisedLinear(nn.Linear):
