@@ -34,7 +34,7 @@ BY_TIME = {"train_seconds", "cpu_seconds", "samples_per_second", "federation"}
 
 FEDFA = ["fedfa", "fedfa@plus", "fedfa@paper", "fedfa@authors", "fedfa+fedadam", "fedfa+fedlc"]
 OTHERS = [
-    "fedprox", "feddyn", "fednova", "fedma", "fedavgm", "fedadagrad", "fedyogi", "fedlc", "local",
+    "fedprox", "feddyn", "fednova", "matching", "fedavgm", "fedadagrad", "fedyogi", "fedlc", "local",
     "centralised", "fedproto", "fedproc", "fedetf",
 ]  # fmt: skip
 FEDFA_OPTIONS = {

@@ -85,7 +85,7 @@ def test_the_method_of_the_guide_runs_and_with_alpha_one_is_fedavg(tmp_path: Pat
     for algorithm, alpha in (("fedavg", None), (name, "1"), (name, "0.5")):
         out = f"{algorithm}-{alpha}"
         command = ["run", "--preset", "digits-c2", "--algorithm", algorithm, "--rounds", "2", "--out", out]
-        options = [] if alpha is None else ["--set", f"algorithm.fedrs.alpha={alpha}"]
+        options = [] if alpha is None else ["--set", f"algorithm.fedcm.alpha={alpha}"]
         run([sys.executable, "-m", "fedfa", *command, *options], tmp_path)
         models[alpha] = load_file(tmp_path / out / "model.safetensors")
     assert all(value.equal(models["1"][key]) for key, value in models[None].items())

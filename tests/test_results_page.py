@@ -8,6 +8,7 @@ from statistics import fmean
 
 import pytest
 
+from fedfa.algorithms.registry import expression_names
 from fedfa.errors import RunError
 from fedfa.experiment.config import Config, read_toml
 from fedfa.report.results_page import read_results, refresh_page, results_table
@@ -29,7 +30,7 @@ def test_committed_results_hold_all_that_is_needed_to_repeat_them() -> None:
         assert run.summary is not None
         config = Config.resolve(read_toml(run.path / "config.toml"))
         assert config.seed == run.summary["seeds"]["training"]
-        assert config.algorithm.name == run.summary["algorithm"]
+        assert config.algorithm.name == "+".join(expression_names(run.summary["algorithm"]))
         assert len(run.summary["commit"]) == 40, "a result comes from a clean commit"
         records = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text("utf-8").splitlines()]
         has_final_pass = int(config.build_algorithm().has_final_pass)

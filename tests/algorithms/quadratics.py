@@ -19,7 +19,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from fedfa.algorithms import FedMA, FedNova, FedProx, Scaffold
+from fedfa.algorithms import FedNova, FedProx, MatchedAveraging, Scaffold
 from fedfa.learning.algorithm import Algorithm
 from fedfa.learning.component import Component
 from fedfa.learning.context import Batch, ClientContext, LocalTraining, Role, Task
@@ -188,6 +188,6 @@ def assert_takes_clients_without_a_step(algorithm: Algorithm | Component) -> Fed
     assert all(torch.isfinite(value).all() for value in federation.state.to_tensors().values())
     before = clone(federation.state.model)
     federation.round([0, 1])
-    if isinstance(algorithm, FedProx | FedNova | Scaffold | FedMA):  # the others move by their state
+    if isinstance(algorithm, FedProx | FedNova | Scaffold | MatchedAveraging):  # the others move by their state
         assert_same_bits(federation.state.model, before)
     return federation

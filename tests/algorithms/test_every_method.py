@@ -86,6 +86,9 @@ def balanced(copies: int = 3, seed: int = 0) -> tuple[Array, Index]:
 NOT_ONE_SGD_STEP = {
     "fedfa": "pulls features to the initial anchors and trains the classifier on them from the first step on",
     "feddyn": "its server adds −h/α, after the first round once more the mean update",
+    "fednh": "its server moves the prototypes, which no client trains",
+    "feddecorr": "its loss has a second term from the first step on",
+    "fedsam": "its gradient is that of another point from the first step on",
     "fedadagrad": "its server divides by the root of the squares",
     "fedadam": "its server divides by the root of the squares",
     "fedyogi": "its server divides by the root of the squares",
@@ -254,7 +257,7 @@ def test_without_any_step_the_model_stays(method: str) -> None:
 def test_other_networks_work_or_are_refused(method: str, network: Callable[[], nn.Module]) -> None:
     """BatchNorm, a classifier without bias, both; in single precision, which it keeps."""
     has_norm = any(isinstance(layer, nn.BatchNorm1d) for layer in network().modules())
-    if (method, has_norm) in (("fedma", True), ("fedbn", False)):  # the only ones that ask something of the network
+    if (method, has_norm) in (("matching", True), ("fedbn", False)):  # the only ones that ask something of the network
         with pytest.raises(AlgorithmError, match=f"{method} .{{40}}"):
             federation_of(method, network=network)
         return
@@ -275,7 +278,7 @@ def test_a_frozen_layer_stays_as_it_is(method: str) -> None:
         net.get_parameter("0.weight").requires_grad_(False)
         return net
 
-    if method == "fedma":  # permutes the units of all layers
+    if method == "matching":  # permutes the units of all layers
         with pytest.raises(AlgorithmError, match=r"'0\.weight' is frozen"):
             federation_of(method, network=frozen)
         return
@@ -320,7 +323,7 @@ def outcome(algorithm: str, trained: bool = True) -> str | None:
 def test_every_combination_runs_or_is_refused_with_a_reason(first: str) -> None:
     """With every other method, and each such pair with every server optimiser; both orders give the same answer.
 
-    Of the four server optimisers, which differ in arithmetic only, one trains.
+    Of the server optimisers, which differ in arithmetic only, one trains.
     """
     for second in (name for name in OTHERS if name > first):
         pair = f"{first}+{second}"
@@ -328,7 +331,7 @@ def test_every_combination_runs_or_is_refused_with_a_reason(first: str) -> None:
         assert reason is None or len(reason) > 40, f"{pair}: {reason}"
         assert (outcome(f"{second}+{first}", trained=False) is None) == (reason is None), f"{pair}: {reason}"
         for optimiser in OPTIMISERS:
-            more = outcome(f"{pair}+{optimiser}", trained=optimiser == OPTIMISERS[0])
+            more = outcome(f"{pair}+{optimiser}", trained=optimiser == "fedadagrad")
             assert more is None or len(more) > 40, f"{pair}+{optimiser}: {more}"
             assert reason is None or more is not None, f"{pair} is refused, but not with {optimiser}"
 
@@ -358,7 +361,7 @@ NO_SHARED_MODEL = ("local", "fedproto")
 
 
 @pytest.mark.parametrize("method", NO_SHARED_MODEL)
-@pytest.mark.parametrize("other", [*OPTIMISERS, "fedprox", "moon", "scaffold", "feddyn", "fednova", "ccvr", "fedma"])
+@pytest.mark.parametrize("other", [*OPTIMISERS, "fedprox", "moon", "scaffold", "feddyn", "fednova", "ccvr", "matching"])
 def test_what_acts_on_a_shared_model_is_refused_where_there_is_none(method: str, other: str) -> None:
     """Else it would silently do nothing."""
     reason = outcome(f"{method}+{other}")

@@ -71,6 +71,38 @@ def test_it_reaches_the_optimum_of_the_sum_where_fedavg_does_not(cohort_size: in
         np.testing.assert_allclose(dual, gradient, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("cohort_size", [3, 2])
+def test_with_the_mean_size_it_reaches_the_optimum_weighted_by_samples(cohort_size: int) -> None:
+    """α_i = α n̄/n_i: settled, Σ g_i/α_i = 0 with g_i = ∇f_i, hence Σ n_i ∇f_i = 0."""
+    (A, b), sizes = quadratics(), [1, 2, 4]
+    federation = Quadratics(FedDyn(alpha=1.0, mean_size=7 / 3), A, b, steps=3, lr=0.2, sizes=sizes)
+    for cohort in random_cohorts(3, cohort_size, 120):
+        federation.round(cohort)
+    np.testing.assert_allclose(federation.w, optimum(A, b, weights=sizes), rtol=0, atol=1e-6)
+    assert np.linalg.norm(federation.w - optimum(A, b)) > 0.2
+
+
+def test_the_mean_size_by_hand() -> None:
+    """Sizes 3 and 1, n̄ = 2, α = 0.6: α_0 = 0.4, α_1 = 1.2.
+
+    Round 1 from 0: θ_0 = 0.2, θ_1 = −0.1; g_0 = −0.4·0.2 = −0.08, g_1 = 0.12; θ = 0.05 + 0.05 = 0.1, as without n̄.
+    Round 2 from 0.1: gradients −1.8 + 0.08 and 1.1 − 0.12; θ_0 = 0.272, θ_1 = 0.002, mean change 0.037; h/α = −0.05 −
+    0.037, so θ = 0.137 + 0.087 = 0.224.
+    """
+    federation = Quadratics(FedDyn(alpha=0.6, mean_size=2), [2, 1], [1, -1], sizes=[3, 1])
+    for model in (0.1, 0.224):
+        federation.round()
+        assert federation.value == pytest.approx(model, rel=1e-12)
+
+
+def test_equal_clients_of_the_mean_size_are_as_without_it() -> None:
+    one, other = (Quadratics(FedDyn(mean_size=size), [2, 1], [1, -1], sizes=[5, 5]) for size in (None, 5))
+    for _ in range(3):
+        one.round()
+        other.round()
+    assert one.value == other.value
+
+
 def test_fedavg_settles_elsewhere() -> None:
     """The contrast to the test above, with its fixed point in closed form."""
     A, b = quadratics()

@@ -1,4 +1,4 @@
-"""Sharpness-aware local training (FedSAM) as a component of a user's own, against a SAM step written out."""
+"""FedSAM against a SAM step written out, alone and with other components; and the recomputing of gradients."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Literal
 
 import pytest
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 from torch.testing import assert_close
 
-from fedfa.algorithms import Anchors, Calibration, FedAvg, FedFA, FedProx
+from fedfa.algorithms import Anchors, Calibration, FedAvg, FedFA, FedProx, FedSAM
 from fedfa.errors import ClientError
 from fedfa.learning.algorithm import Algorithm
 from fedfa.learning.component import Component
 from fedfa.learning.context import Batch, ClientContext
 from fedfa.learning.tensors import Tensors, clone
 from tests.algorithms.federation_harness import Federation, Samples
+from tests.algorithms.quadratics import Quadratics
 from tests.algorithms.toy import (
     Normalised,
     assert_same_rounds,
@@ -29,26 +29,6 @@ from tests.algorithms.toy import (
 )
 
 LR, RHO = 0.1, 0.3
-
-
-class FedSAM(Component):
-    """Descend with the gradient at the worst point within ``rho`` of the weights (Qu et al. 2022)."""
-
-    rho: float = Field(0.05, gt=0)
-    """Radius ρ."""
-
-    def gradient(self, ctx: ClientContext, batch: Batch) -> None:
-        """The gradient of the whole local loss at w + ρ g/‖g‖."""
-        weights = clone(ctx.parameters)
-        gradients = {name: p.grad for name, p in ctx.parameters.items() if p.grad is not None}
-        norm = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
-        with torch.no_grad():
-            for name, gradient in gradients.items():
-                ctx.parameters[name].add_(self.rho * gradient / norm)
-        ctx.recompute_gradients(batch)
-        with torch.no_grad():
-            for name, weight in weights.items():
-                ctx.parameters[name].copy_(weight)
 
 
 WholeLoss = Callable[[Tensors, Tensor, Tensor], Tensor]
@@ -122,6 +102,24 @@ def test_fedsam_after_fedprox_recomputes_the_proximal_term_too() -> None:
         return entropy(weights, x, y) + 0.7 / 2 * apart
 
     assert_local_training_is(federation, loss)
+
+
+def test_one_step_on_a_quadratic_by_hand() -> None:
+    """f = ½·4·(w − 1)² from w = 0: g = −4, so the worst point within ρ = 0.25 is −0.25, where the gradient is −5."""
+    federation = Quadratics(FedSAM(rho=0.25), [4], [1])
+    federation.round()
+    assert federation.value == pytest.approx(0.5, rel=1e-12)
+
+
+def test_at_a_minimum_nothing_moves() -> None:
+    """The gradient is zero and has no direction."""
+    federation = Quadratics(FedSAM(rho=0.25), [4], [1], start=[1.0])
+    federation.round()
+    assert federation.value == 1.0
+
+
+def test_without_a_radius_it_is_fedavg_bit_for_bit() -> None:
+    assert_same_rounds(toy_federation(FedSAM(rho=0)), toy_federation(FedAvg()))
 
 
 def test_two_components_may_recompute() -> None:

@@ -84,7 +84,7 @@ def test_the_result_is_the_mean_over_the_rounds_clients(tmp_path: Path, blobs: D
 @pytest.mark.parametrize(
     "algorithm",
     ["local+fedadam", "local+fedavgm", "local+fedprox", "local+moon", "local+fedfa", "local+fedproc", "local+fedproto",
-     "local+fedbn", "local+scaffold", "local+fednova", "local+feddyn", "local+fedma", "local+centralised"],
+     "local+fedbn", "local+scaffold", "local+fednova", "local+feddyn", "local+matching", "local+centralised"],
 )  # fmt: skip
 def test_what_shares_something_is_refused(algorithm: str) -> None:
     with pytest.raises(AlgorithmError) as error:

@@ -93,6 +93,36 @@ def test_with_sizes_as_weights_it_reaches_the_weighted_optimum() -> None:
     np.testing.assert_allclose(federation.w, optimum(A, b, weights=sizes), rtol=0, atol=1e-6)
 
 
+def test_with_sizes_as_weights_it_reaches_the_weighted_optimum_with_two_of_six_clients() -> None:
+    """Six convex clients of very unequal sizes, two of them in a round.
+
+    c ← c + Σ_S n_i Δc_i / n keeps c = Σ n_i c_i / n, whoever is active; with |S|/N times the cohort's mean it stalls.
+    """
+    A, b = quadratics(clients=6)
+    sizes = np.array([1, 20, 3, 8, 2, 12])
+    federation = Quadratics(Scaffold(weighting="samples"), A, b, steps=3, lr=0.2, sizes=list(sizes))
+    for cohort in random_cohorts(6, 2, 300):
+        federation.round(cohort)
+    gradient = np.einsum("i,ijk,ik->j", sizes / sizes.sum(), A, federation.w - b)
+    assert np.linalg.norm(gradient) < 1e-6
+    np.testing.assert_allclose(federation.w, optimum(A, b, weights=sizes), rtol=0, atol=1e-6)
+    variates = [federation.client_states[i]["scaffold"]["point.weight"][0].numpy() for i in range(6)]
+    c = federation.state.components["scaffold"]["point.weight"][0].numpy()
+    np.testing.assert_allclose(c, np.average(variates, axis=0, weights=sizes), rtol=0, atol=1e-12)
+
+
+def test_with_sizes_as_weights_partial_rounds_by_hand() -> None:
+    """One step from 0 with client 0 of two (3 and 1 samples): Δc_0 = −2, y = 0.2.
+
+    Seen so far: 3 samples of one client, so n is taken to be 6 and c = 3·(−2)/6 = −1. Then client 1 from 0.2, corrected
+    by c − c_1 = −1: gradient 1.2 becomes 0.2, y = 0.18; c_1 = 1.2. Now n = 4: c = (3·(−2) + 1·1.2)/4 = −1.2.
+    """
+    federation = Quadratics(Scaffold(weighting="samples"), [2, 1], [1, -1], sizes=[3, 1])
+    for cohort, model, c in [([0], 0.2, -1.0), ([1], 0.18, -1.2)]:
+        federation.round(cohort)
+        assert [federation.value, control_value(federation)] == pytest.approx([model, c], rel=1e-12)
+
+
 def test_fedavg_settles_elsewhere() -> None:
     A, b = quadratics()
     federation = Quadratics(FedAvg(), A, b, steps=3, lr=0.3)
@@ -160,14 +190,13 @@ def test_c_is_the_mean_of_all_control_variates(option: int) -> None:
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_option_one_is_the_gradient_at_the_received_model(drop_last: bool) -> None:
-    """∇ of the mean cross-entropy over the client's data at x, plus λ x; with ``drop_last`` over what epochs use."""
+    """∇ of the mean cross-entropy over all the client's data at x, plus λ x: none is always left out, see drop_last."""
     federation = toy_federation(Scaffold(option=1), weight_decay=0.1, drop_last=drop_last)
     network = Network().double()
     network.load_state_dict(federation.state.model)
     federation.round()
     for client, (x, y) in enumerate(toy_samples(1)):
-        used = len(y) - len(y) % 4 if drop_last else len(y)
-        loss = functional.cross_entropy(network(torch.from_numpy(x)[:used]), torch.from_numpy(y)[:used])
+        loss = functional.cross_entropy(network(torch.from_numpy(x)), torch.from_numpy(y))
         gradients = torch.autograd.grad(loss, list(network.parameters()))
         for (name, parameter), gradient in zip(network.named_parameters(), gradients, strict=True):
             expected = gradient + 0.1 * parameter.detach()

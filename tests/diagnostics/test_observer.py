@@ -44,7 +44,7 @@ def diagnostics_files(folder: Path) -> dict[str, bytes]:
 
 
 # -- no effect on training --------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("algorithm", ["fedfa", "scaffold", "moon+fedadam", "fedma", STATEFUL])
+@pytest.mark.parametrize("algorithm", ["fedfa", "scaffold", "moon+fedadam", "matching", STATEFUL])
 def test_diagnostics_do_not_change_a_bit_of_training(tmp_path: Path, blobs: DataSet, algorithm: str) -> None:
     run(small(algorithm), tmp_path / "off", data=blobs)
     run(with_diagnostics(algorithm), tmp_path / "on", data=blobs)

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from fedfa.cli import main
 from fedfa.data import DataSet
-from fedfa.diagnostics.theory import Agreement, Finding, Lemmas, Sides, check_lemmas, predictions
+from fedfa.diagnostics.theory import Agreement, Finding, Lemmas, Sides, both_trainings, compare_lemmas, predictions
 from fedfa.experiment.experiment import Experiment
 from fedfa.experiment.run import run
 from tests.experiment.run_toys import small
@@ -108,7 +108,7 @@ def with_lemmas(blobs: DataSet, algorithm: str = "fedavg", **more: object) -> Ex
 def findings(experiment: Experiment) -> dict[tuple[int, str, str, str], Finding]:
     state = experiment.training.init()
     plan = experiment.training.plan(state, experiment.config.local.in_round(0))
-    found = check_lemmas(experiment.engine(), plan, experiment.cohort(0), lambda _: {})
+    found = compare_lemmas(*both_trainings(experiment.engine(), plan, experiment.cohort(0), lambda _: {}))
     return {(one.lemma, one.training, one.true, one.predicted): one for one in found if one.classes in ("all", "both")}
 
 
@@ -189,6 +189,9 @@ def test_the_command_prints_the_comparison(
     assert before == {file: file.read_bytes() for file in sorted(Path("trained").rglob("*")) if file.is_file()}
     initial, trained = (json.loads(Path(name).read_text()) for name in ("initial.json", "new/trained.json"))
     assert initial["rows"][0]["number"] == 30  # 3 pairs, 10 classes
+    assert "Theorem 4 and the measured overhead compare FedFA with FedAvg" in " ".join(printed.split())
+    assert initial["lemma 3"]["change"] < initial["lemma 3"]["mended bound"]
+    assert sum(row["number"] for row in initial["theorem 1"]) == 30
     assert initial["rows"][0]["deviation"] != trained["rows"][0]["deviation"]
 
 
@@ -196,9 +199,11 @@ def test_the_command_trains_first_with_after(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    options = ["--preset", "digits-c2", "--algorithm", "fedavg", "--set", "local.epochs=1", "--set", "engine.workers=1"]
+    options = ["--preset", "digits-c2", "--algorithm", "fedfa", "--set", "local.epochs=1", "--set", "engine.workers=1"]
     assert fedfa(monkeypatch, "theory", *options, "--data-dir", data_dir, "--after", "1", "--clients", "2") == 0
-    assert "2 clients of round 2" in capfd.readouterr().out
+    printed = capfd.readouterr().out
+    assert "2 clients of round 2" in printed
+    assert "smaller A" in printed
     assert list(tmp_path.iterdir()) == []
 
 

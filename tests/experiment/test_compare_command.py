@@ -281,18 +281,18 @@ def test_what_is_missing_of_a_setting_is_run_in_its_folder(two_settings: Path, d
 def test_all_means_in_each_setting_the_methods_that_fit(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FedMA has no rule for normalisation layers, and FedBN needs some."""
+    """Matched averaging has no rule for normalisation layers, and FedBN needs some."""
     known = registry.methods()
-    monkeypatch.setattr(registry, "methods", lambda: {name: known[name] for name in ("fedbn", "fedma")})
+    monkeypatch.setattr(registry, "methods", lambda: {name: known[name] for name in ("fedbn", "matching")})
     networks = "model.name=mlp,cnn-mixed-digits"
     small = ["--set", "cohort.clients=1", "--set", "local.epochs=1", "--seed", "1"]
     said = compare(tmp_path, data_dir, "--vary", networks, *small, methods=("all",), rounds=1)
     assert "model.name=mlp: left out: fedbn (" in said
     page = text_of(tmp_path)
-    assert re.search(r"^\| fedma \| \d+\.\d\d \[1\] \| – \|$", page, re.MULTILINE)
+    assert re.search(r"^\| matching \| \d+\.\d\d \[1\] \| – \|$", page, re.MULTILINE)
     assert re.search(r"^\| fedbn \| – \| \d+\.\d\d \[1\] \|$", page, re.MULTILINE)
-    assert "- fedma, model.name=cnn-mixed-digits: left out (" in page
-    assert sorted(path.parent.name for path in tmp_path.glob("*/*/summary.json")) == ["fedbn-s1", "fedma-s1"]
+    assert "- matching, model.name=cnn-mixed-digits: left out (" in page
+    assert sorted(path.parent.name for path in tmp_path.glob("*/*/summary.json")) == ["fedbn-s1", "matching-s1"]
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------

@@ -129,6 +129,18 @@ def test_cohort_counts() -> None:
     assert count(3, rate=0.01) == 1
 
 
+def test_the_reference_code_rounds_the_cohort_down() -> None:
+    """int(C · K), at least one; the rounding is recorded only where it makes a difference."""
+    for clients, rate, nearest, down in ((100, 0.1, 10, 10), (35, 0.1, 4, 3), (17, 0.1, 2, 1), (9, 0.1, 1, 1)):
+        asked = {"data": {"clients": clients}, "cohort": {"rate": rate}}
+        text, code = (
+            Config.resolve(asked, {"algorithm": {"name": "fedfa", "variant": v}}) for v in ("paper", "authors")
+        )
+        assert [one.cohort.count(clients) for one in (text, code)] == [nearest, down], clients
+        assert code.cohort.rounding == (None if nearest == down else "down")
+        assert Config.resolve(code.to_dict()) == code
+
+
 def test_learning_rate_of_a_round() -> None:
     local = Config.resolve({"local": {"lr": 0.5, "lr_decay": 0.5}}).local
     assert [local.in_round(t).lr for t in range(3)] == [0.5, 0.25, 0.125]

@@ -13,12 +13,15 @@ from torch.utils.data import TensorDataset
 
 from fedfa.data import DataSet
 from fedfa.errors import DataError, ModelError, RunError
+from fedfa.experiment.build import origin_of
+from fedfa.experiment.files import load_tensors, save_tensors
 from fedfa.experiment.recorded_runs import find_runs
 from fedfa.experiment.run import run
 from fedfa.experiment.run_directory import RunDirectory
+from fedfa.models import SplitModel
 from fedfa.report.html.commands import command_of
 from tests.conftest import make_blobs
-from tests.experiment.run_toys import STATEFUL, assert_same_run, small
+from tests.experiment.run_toys import STATEFUL, assert_same_run, equal_tensors, small
 
 
 class PlugPulledError(Exception):
@@ -163,3 +166,65 @@ def test_tied_weights_masks_and_unsaved_buffers_train_and_resume_bit_by_bit(
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
     assert stopped.model["mask"].tolist() == [True] * 5 + [False]
     assert "second.weight" not in stopped.model, "a tensor with two names comes once"
+
+
+def test_a_run_begun_before_cohorts_were_rounded_down_keeps_its_cohorts(tmp_path: Path, blobs: DataSet) -> None:
+    """Its config says nothing of the rounding: 0.25 · 6 clients were two, and int would make them one."""
+    asked = {"algorithm": {"variant": "authors"}, "cohort": {"clients": None, "rate": 0.25}}
+    old = small("fedavg", **asked, rounds=4)
+    assert old.cohort.count(6) == 1
+    old = old.model_copy(update={"cohort": old.cohort.model_copy(update={"rounding": "nearest"})})
+    whole = run(old, tmp_path / "whole", data=blobs)
+    with pytest.raises(PlugPulledError):
+        run(old, tmp_path / "run", data=blobs, watch=pull_the_plug)
+    file = tmp_path / "run" / "config.toml"
+    file.write_text(file.read_text().replace('rounding = "nearest"\n', ""))
+    directory = RunDirectory(tmp_path / "run")
+    assert directory.config().cohort.count(6) == 2
+    done = run(directory.config(), tmp_path / "run", data=blobs, resume=True)
+    assert [record["cohort"] for record in done.metrics] == [record["cohort"] for record in whole.metrics]
+    assert len(done.metrics[-1]["cohort"]) == 2
+
+
+def test_a_run_with_the_former_constants_of_cifar10_is_refused(tmp_path: Path, blobs: DataSet) -> None:
+    """Its fingerprints lack the constants of the reference code, which were corrected; other data sets go on."""
+    config = small("fedavg", algorithm={"variant": "authors"})
+    named, other = (blobs_named(blobs, name) for name in ("cifar10", "fashion-mnist"))
+    network = SplitModel.of(tanh_network())
+    now = origin_of(config, named, network)
+    former = {key: value for key, value in now.items() if key != "normalisation"}
+    assert (
+        former.keys() == origin_of(config, other, network).keys() == origin_of(small("fedavg"), named, network).keys()
+    )
+    directory = RunDirectory(tmp_path)
+    directory.check_origin(former)
+    with pytest.raises(RunError, match="normalisation changed"):
+        directory.check_origin(now)
+
+
+def blobs_named(blobs: DataSet, name: str) -> DataSet:
+    return replace(blobs, name=name)
+
+
+def test_a_run_of_a_method_by_its_former_name_goes_on(tmp_path: Path, blobs: DataSet) -> None:
+    """`fedma` is now `matching`: in the expression, in the options and in the checkpoint's names."""
+    config = small("fedma", algorithm={"fedma": {"weighting": "uniform"}}, rounds=4)
+    assert config == small("matching", algorithm={"matching": {"weighting": "uniform"}}, rounds=4)
+    run(config, tmp_path / "whole", data=blobs)
+    with pytest.raises(PlugPulledError):
+        run(config, tmp_path / "run", data=blobs, watch=pull_the_plug)
+    for name in ("config.toml", "checkpoint.safetensors"):
+        file = tmp_path / "run" / name
+        if name == "config.toml":
+            file.write_text(file.read_text().replace("matching", "fedma"))
+        else:
+            tensors = load_tensors(file)
+            save_tensors(file, {key.replace("matching", "fedma"): value for key, value in tensors.items()})
+            assert any("fedma" in key for key in load_tensors(file))
+    directory = RunDirectory(tmp_path / "run")
+    state = directory.saved()
+    assert state is not None
+    assert state.components["matching"].keys() == {"fc1.0", "head"}
+    run(directory.config(), tmp_path / "run", data=blobs, resume=True)
+    for name in ("server.safetensors", "checkpoint.safetensors"):
+        assert equal_tensors(load_tensors(tmp_path / "whole" / name), load_tensors(tmp_path / "run" / name))

@@ -62,7 +62,7 @@ def two_rounds(experiment: Experiment) -> list[tuple[UpdateValidator, ClientResu
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_sends_contributions_that_match_the_spec(method: str, blobs: DataSet) -> None:
-    model = None if method == "fedma" else Normed  # which matches neurons of plain layers
+    model = None if method == "matching" else Normed  # which matches neurons of plain layers
     experiment = Experiment.from_config(small(method), model=model, data=blobs)
     sent = two_rounds(experiment)
     assert len(sent) >= 8

@@ -56,7 +56,7 @@ def state_on_sites(tmp_path: Path, flower: Path) -> dict[str, Tensors]:
         *("fedfa", "scaffold", "feddyn", "moon", "fedproto", "ccvr"),
         *(
             pytest.param(algorithm, marks=pytest.mark.slow)
-            for algorithm in ("fedfa+fedadam", "fednova", "fedma", "fedproc")
+            for algorithm in ("fedfa+fedadam", "fednova", "matching", "fedproc")
         ),
     ],
 )

@@ -38,7 +38,7 @@ from tests.learning.learning_toys import Bench, ToyData, local, toy_data
 
 STACKING = [
     "fedavg", "fedfa", "fedfa+fedlc", "fedfa+fedprox+fedadam", "scaffold", "moon", "fedprox", "feddyn", "fednova",
-    "fedlc", "fedproc", "fedproto", "fedma", "local", "fedfa+ccvr",
+    "fedlc", "fedproc", "fedproto", "matching", "local", "fedfa+ccvr", "fedntd", "fedrs", "fedacg",
 ]  # fmt: skip
 
 

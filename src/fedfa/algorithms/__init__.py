@@ -6,19 +6,26 @@ Anchors(mu=0.2) + Calibration() + FinalCalibration() + FedAdam()
 
 from fedfa.algorithms.ccvr import CCVR
 from fedfa.algorithms.centralised import Centralised
+from fedfa.algorithms.fedacg import FedACG
 from fedfa.algorithms.fedavg import FedAvg
 from fedfa.algorithms.fedbn import FedBN
+from fedfa.algorithms.feddecorr import FedDecorr
 from fedfa.algorithms.feddyn import FedDyn
 from fedfa.algorithms.fedetf import FedETF
+from fedfa.algorithms.fedexp import FedExP
 from fedfa.algorithms.fedfa import Anchors, Calibration
 from fedfa.algorithms.fedlc import FedLC
-from fedfa.algorithms.fedma import FedMA
+from fedfa.algorithms.fednh import FedNH
 from fedfa.algorithms.fednova import FedNova
+from fedfa.algorithms.fedntd import FedNTD
 from fedfa.algorithms.fedproc import FedProc
 from fedfa.algorithms.fedproto import FedProto
 from fedfa.algorithms.fedprox import FedProx
+from fedfa.algorithms.fedrs import FedRS
+from fedfa.algorithms.fedsam import FedSAM
 from fedfa.algorithms.final_calibration import FinalCalibration
 from fedfa.algorithms.local_only import LocalOnly
+from fedfa.algorithms.matched_averaging import MatchedAveraging
 from fedfa.algorithms.moon import MOON
 from fedfa.algorithms.scaffold import Scaffold
 from fedfa.algorithms.server_optimisers import FedAdagrad, FedAdam, FedAvgM, FedYogi
@@ -54,7 +61,34 @@ class FedFA(Algorithm):
 
 
 __all__ = [
-    "CCVR", "MOON", "Anchors", "Calibration", "Centralised", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedBN",
-    "FedDyn", "FedETF", "FedFA", "FedLC", "FedMA", "FedNova", "FedProc", "FedProto", "FedProx", "FedYogi",
-    "FinalCalibration", "LocalOnly", "Scaffold",
-]  # fmt: skip
+    "CCVR",
+    "MOON",
+    "Anchors",
+    "Calibration",
+    "Centralised",
+    "FedACG",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAvg",
+    "FedAvgM",
+    "FedBN",
+    "FedDecorr",
+    "FedDyn",
+    "FedETF",
+    "FedExP",
+    "FedFA",
+    "FedLC",
+    "FedNH",
+    "FedNTD",
+    "FedNova",
+    "FedProc",
+    "FedProto",
+    "FedProx",
+    "FedRS",
+    "FedSAM",
+    "FedYogi",
+    "FinalCalibration",
+    "LocalOnly",
+    "MatchedAveraging",
+    "Scaffold",
+]

@@ -9,8 +9,10 @@ the active ones move it: h ← h − α/m Σ_active (θ_i − θ_t); its model i
 everything settles, θ_i = θ for all clients, hence h = 0 and Σ_i ∇L_i(θ) = 0: a stationary point of the sum, whatever
 the clients' data. (FedAvg with several local steps settles elsewhere.)
 
-- Clients count equally, in the mean as in the objective Σ_i L_i. (Acar et al.'s code divides α by a client's share of
-  the samples instead; with equal sizes the two agree.)
+- Clients count equally, in the mean as in the objective Σ_i L_i, where FedAvg weighs clients by their samples: on
+  unequal clients the two differ in objective too. Acar et al.'s code divides α by the client's weight n_i/n̄, n̄ being
+  the mean size of all clients; ``mean_size`` = n̄ does the same. Mean and shift stay even, so what settles has
+  mean g_i/α_i = 0, and with g_i = ∇L_i that is Σ_i n_i ∇L_i = 0: FedAvg's objective. With equal sizes the forms agree.
 - Weight decay belongs to L_i, as in their code: the dual state then holds the gradient of the decayed loss, and the
   stationary point is that of the decayed sum. The α-term is separate from it.
 - α = 0 leaves no regulariser and no dual state: FedAvg with equal weights, bit for bit.
@@ -52,6 +54,9 @@ class FedDyn(Component):
 
     alpha: float = Field(0.1, ge=0)
     """α (FedFA's paper: μ/2 = 0.05). 0 is FedAvg with equal weights."""
+    mean_size: float | None = Field(None, gt=0)
+    """Mean number of samples of all clients: a client of n_i samples then has α_i = α · mean_size / n_i, and the
+    objective is weighted by samples, as in the published code. Left out, α is the same for all."""
 
     def begin(self, ctx: ClientContext) -> None:
         """Remember θ_t, and g_i if there is one yet (it starts as zero)."""
@@ -63,7 +68,7 @@ class FedDyn(Component):
     def gradient(self, ctx: ClientContext, batch: Batch) -> None:
         """Add −g_i + α (θ − θ_t)."""
         if self.alpha:
-            pull_to_start(ctx, self.name, self.alpha)
+            pull_to_start(ctx, self.name, self._alpha_of(ctx))
             if (dual := ctx.scratch[self.name]["dual"]) is not None:
                 add_to_gradients(ctx.parameters.values(), dual, -1.0)
 
@@ -73,7 +78,7 @@ class FedDyn(Component):
             dual = ctx.client_state.setdefault(self.name, {})
             for name in ctx.parameters:
                 old = dual.get(name, torch.zeros_like(ctx.update[name]))
-                dual[name] = old - self.alpha * ctx.update[name]
+                dual[name] = old - self._alpha_of(ctx) * ctx.update[name]
         return {"model": WeightedSum.of(ctx.update, 1)}
 
     def step(self, server: ServerStep) -> None:
@@ -86,3 +91,7 @@ class FedDyn(Component):
             of_all = server.aggregate[group].tensors[name] / server.num_clients  # (1/m) Σ_active (θ_i − θ_t)
             h[name] = h.get(name, torch.zeros_like(of_all)) - alpha * of_all
             server.update[name] = server.update[name] - h[name] / alpha
+
+    def _alpha_of(self, ctx: ClientContext) -> float:
+        """α_i of this client; the server's step needs α alone, because h/α is the mean of all g_i/α_i."""
+        return self.alpha if self.mean_size is None else self.alpha * self.mean_size / max(ctx.size, 1)

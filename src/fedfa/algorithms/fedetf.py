@@ -35,6 +35,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedfa.algorithms.classifier import replace_head
 from fedfa.algorithms.fedlc import label_shift
 from fedfa.algorithms.initial_anchors import initial_anchors
 from fedfa.errors import AlgorithmError
@@ -75,14 +76,7 @@ class FedETF(Component):
             )
         frame = initial_anchors("etf", classes, dim, rng)
         head = FrameHead(model.head, frame, self.beta, bias=self.bias, rng=rng)
-        if not model.head_name:  # the network is nothing but its classifier
-            return SplitModel(nn.Sequential(head), "0.frame", model.example)
-        # A layer that the network holds under several names is replaced under each of them.
-        names = [name for name, layer in model.module.named_modules(remove_duplicate=False) if layer is model.head]
-        for name in names:
-            parent, _, leaf = name.rpartition(".")
-            setattr(model.module.get_submodule(parent), leaf, head)
-        return SplitModel(model.module, f"{names[0]}.frame", model.example)
+        return replace_head(model, head, "frame")
 
     def roles(self, task: Task) -> Mapping[str, Role]:
         """The frame is set once and never sent."""

@@ -163,7 +163,8 @@ class Calibration(Component):
 
     def init(self, task: Task, rng: np.random.Generator) -> Tensors:
         """No state; the classifier must be trained."""
-        if frozen := [name for name in task.model.head_tensors if task.roles.get(name) is Role.FROZEN]:
+        fixed = (Role.FROZEN, Role.AVERAGED)
+        if frozen := [name for name in task.model.head_tensors if task.roles.get(name) in fixed]:
             raise AlgorithmError(
                 f"FedFA calibrates the classifier, but {', '.join(frozen)} of this network is not trained; let it be "
                 'trained, or set algorithm.calibration.when = "never"'

@@ -14,6 +14,7 @@ TRAINING: Mapping[str, object] = {
     "local.lr_decay": 0.99,
     "data.normalise": "authors",
     "cohort.selection": "authors",
+    "cohort.rounding": "down",
 }
 """How the reference code trains every method, where that differs from the paper's text."""
 

@@ -15,22 +15,29 @@ from fedfa.algorithms import (
     Anchors,
     Calibration,
     Centralised,
+    FedACG,
     FedAdagrad,
     FedAdam,
     FedAvg,
     FedAvgM,
     FedBN,
+    FedDecorr,
     FedDyn,
     FedETF,
+    FedExP,
     FedLC,
-    FedMA,
+    FedNH,
     FedNova,
+    FedNTD,
     FedProc,
     FedProto,
     FedProx,
+    FedRS,
+    FedSAM,
     FedYogi,
     FinalCalibration,
     LocalOnly,
+    MatchedAveraging,
     Scaffold,
     reference_code,
 )
@@ -56,8 +63,8 @@ BUILT_IN = (
            (Scaffold,), _COMMON),
     Method("fednova", "FedNova (Wang et al. 2020): updates normalised by each client's number of steps before "
            "averaging.", (FedNova,), _COMMON),
-    Method("fedma", "FedMA's matching (Wang et al. 2020): clients' hidden units are aligned before averaging.",
-           (FedMA,), _COMMON),
+    Method("matching", "Matched averaging, one step of FedMA (Wang et al. 2020): hidden units are aligned, then "
+           "averaged.", (MatchedAveraging,), _COMMON),
     Method("fedavgm", "FedAvgM (Hsu et al. 2019): momentum on the server.", (FedAvgM,), _COMMON),
     Method("fedadagrad", "FedAdagrad (Reddi et al. 2021): Adagrad on the server.", (FedAdagrad,), _COMMON),
     Method("fedadam", "FedAdam (Reddi et al. 2021): Adam on the server.", (FedAdam,), _COMMON),
@@ -79,8 +86,23 @@ BUILT_IN = (
            (FedProc,), _COMMON),
     Method("fedetf", "A fixed classifier of equal angles, and a loss balanced by label counts (Li et al. 2023).",
            (FedETF,), _COMMON),
+    Method("fednh", "Class prototypes on a sphere are the classifier, moved by the server (Dai et al. 2023).", (FedNH,),
+           _COMMON),
+    Method("fedntd", "The global model's opinion of the classes a sample does not have is kept (Lee et al. 2022).",
+           (FedNTD,), _COMMON),
+    Method("fedrs", "Logits of classes that a client lacks are scaled down in its softmax (Li and Zhan 2021).",
+           (FedRS,), _COMMON),
+    Method("feddecorr", "Features are decorrelated against dimensional collapse (Shi et al. 2023).", (FedDecorr,),
+           _COMMON),
+    Method("fedsam", "Sharpness-aware local steps towards flat minima (Qu et al. 2022).", (FedSAM,), _COMMON),
+    Method("fedacg", "Clients start ahead, where the server's momentum goes (Kim et al. 2024).", (FedACG,), _COMMON),
+    Method("fedexp", "FedAvg with a server step that is longer where updates differ (Jhunjhunwala et al. 2023).",
+           (FedExP,), _COMMON),
 )  # fmt: skip
 """The methods that come with fedfa, in the order in which they are listed."""
+
+RENAMED = {"fedma": "matching"}
+"""Names of earlier releases for methods and components, with the names they have now."""
 
 _METHODS: dict[str, Method] = {method.name: method for method in BUILT_IN}
 
@@ -118,6 +140,8 @@ def methods_of(expression: str) -> list[Method]:
 def expression_names(expression: str) -> list[str]:
     """The names and files in an algorithm expression; a ``+`` inside a file's path does not separate.
 
+    Old names become those of today.
+
     Example:
         >>> expression_names("fedfa+code/c++/pull.py")
         ['fedfa', 'code/c++/pull.py']
@@ -128,13 +152,23 @@ def expression_names(expression: str) -> list[str]:
         if inside_path:
             names[-1] += f"+{piece}"
         else:
-            names.append(piece.strip())
+            names.append(current_name(piece.strip()))
     if not all(names):
         raise AlgorithmError(
             f"{expression!r} is not an algorithm expression: write methods joined by '+', like 'fedfa' or "
             "'fedfa+fedadam'"
         )
     return names
+
+
+def current_name(name: str) -> str:
+    """The present name of a method or component of an earlier release; other names stay.
+
+    Example:
+        >>> current_name("fedma"), current_name("fedfa")
+        ('matching', 'fedfa')
+    """
+    return name if name in _METHODS else RENAMED.get(name, name)
 
 
 def build_algorithm(expression: str, options: Mapping[str, Mapping[str, Any]] | None = None) -> Algorithm:

@@ -6,7 +6,7 @@ for Federated Learning*, ICML 2020, Algorithm 1.
 Local steps are y_i ← y_i − η (g_i(y_i) − c_i + c). Control variates start at zero. After K steps a client renews its
 own, by option I as the gradient of its loss at the received x, or by option II as c_i⁺ = c_i − c + (x − y_i)/(K η),
 which is the mean of the gradients of its steps. The server makes x ← x + η_g · mean(y_i − x) and c ← c + |S|/N ·
-mean(c_i⁺ − c_i).
+mean(c_i⁺ − c_i), so that c is the mean of all c_i.
 
 - K counts the steps that were made, and η is this round's learning rate, decay included. A client without a step keeps
   its c_i.
@@ -16,13 +16,18 @@ mean(c_i⁺ − c_i).
   mean gradient by up to 1/(1 − momentum), and the feedback through c_i diverges.
 - What other components do to the weights outside the optimiser's steps (FedFA's calibration) is part of y_i − x,
   and so, with option II, of c_i.
-- Option I is one more pass over the client's data per round, in the order the data lie in, with the cross-entropy alone
-  (loss terms of other components are not in it) and the network in training mode; its running statistics are put back.
+- Option I is one more pass over all of the client's data per round (also with ``drop_last``: an epoch skips other
+  samples each time, so the mean over all is its expected gradient), with the cross-entropy alone (loss terms of other
+  components are not in it) and the network in training mode; its running statistics are put back.
+- Clients count equally, so the fixed point is that of Σ f_i, where FedAvg weighs clients by their samples: on unequal
+  clients the two differ in objective too. With ``weighting = "samples"`` it is that of Σ n_i f_i, and c must stay
+  Σ n_i c_i / n over *all* clients, whoever is active: c ← c + Σ_S n_i (c_i⁺ − c_i) / n. A client adds its n_i to n when
+  it first takes part; while some clients have not, n is the mean of those seen times the number of clients.
 
 Sends per client and round: 2|w| down (x and c; in the first round c = 0 is not sent), 2|w| up. Server state: c. Client
-state: c_i, also through rounds without it. Extra compute: one pass over the parameters per step. What the server
-learns: besides FedAvg's update the change of c_i; with option II that follows from the update, with option I it is a
-gradient of the client's whole data.
+state: c_i, also through rounds without it. With ``weighting = "samples"`` two numbers more, sent and stored. Extra
+compute: one pass over the parameters per step. What the server learns: besides FedAvg's update the change of c_i; with
+option II that follows from the update, with option I it is a gradient of the client's whole data.
 """
 
 from __future__ import annotations
@@ -41,6 +46,9 @@ from fedfa.learning.aggregate import WeightedSum
 from fedfa.learning.component import Component, Traits
 from fedfa.learning.context import Batch, ClientContext, ServerStep, Task
 from fedfa.learning.tensors import Tensors, clone
+
+_SEEN = "samples and clients seen"
+"""On the server, their numbers; on a client, that it has been counted."""
 
 
 class Scaffold(Component):
@@ -103,32 +111,55 @@ class Scaffold(Component):
             elif ctx.steps:
                 new = old - _or_zero(broadcast, name, ctx) - ctx.update[name] / (ctx.steps * ctx.local.lr)
             own[name], change[name] = new, new - old
-        weight = ctx.size if self.weighting == "samples" else 1
-        return {"model": WeightedSum.of(ctx.update, weight), "control": WeightedSum.of(change, weight)}
+        if self.weighting == "uniform":
+            return {"model": WeightedSum.of(ctx.update, 1), "control": WeightedSum.of(change, 1)}
+        counted = torch.tensor([0, 0] if _SEEN in own else [ctx.size, 1], dtype=torch.float64)
+        own[_SEEN] = torch.tensor(True)
+        return {
+            "model": WeightedSum.of(ctx.update, ctx.size),
+            "control": WeightedSum.of(change, ctx.size),
+            "seen": WeightedSum.of({_SEEN: counted}, 1),
+        }
 
     def step(self, server: ServerStep) -> None:
         """Model x ← x + η_g · mean Δy, control c ← c + |S|/N · mean Δc; statistics are only averaged."""
         server.update = server.aggregate.mean(f"{self.name}/model")
         for name in server.trained:
             server.update[name] = self.server_lr * server.update[name]
-        share, control = server.aggregate.clients / server.num_clients, server.state[self.name]
+        keep, share = self._factors(server)
+        control = server.state[self.name]
         for name, change in server.aggregate.mean(f"{self.name}/control").items():
             old = control.get(name, torch.zeros_like(server.model[name]))
-            control[name] = (old + share * change).to(old.dtype)
+            control[name] = (keep * old + share * change).to(old.dtype)
+
+    def _factors(self, server: ServerStep) -> tuple[float, float]:
+        """What c and the cohort's mean change are multiplied by, so that c remains the mean over all clients."""
+        if self.weighting == "uniform":
+            return 1.0, server.aggregate.clients / server.num_clients
+        state, total = server.state[self.name], server.aggregate
+        before = state.get(_SEEN, torch.zeros(2, dtype=torch.float64))
+        state[_SEEN] = before + total[f"{self.name}/seen"].tensors[_SEEN]
+        old, new = (
+            float(samples) * server.num_clients / max(float(clients), 1) for samples, clients in (before, state[_SEEN])
+        )
+        return (old / new if old else 1.0), float(total[f"{self.name}/control"].weight) / new
 
 
 def whole_gradient(ctx: ClientContext) -> Tensors:
-    """∇f_i at the network's present weights, weight decay included, over the samples that an epoch uses."""
-    batch_size, device = ctx.local.batch_size, ctx.device
-    used = ctx.size - ctx.size % batch_size if ctx.local.drop_last else ctx.size
+    """∇f_i at the network's present weights, weight decay included, over all the client's samples."""
+    batch_size, device, everything = ctx.local.batch_size, ctx.device, torch.arange(ctx.size)
+    if ctx.local.drop_last:  # parts of about one size: BatchNorm cannot take a rest of one sample
+        parts = torch.tensor_split(everything, -(-ctx.size // batch_size)) if ctx.local.batches_on(ctx.size) else ()
+    else:
+        parts = torch.split(everything, batch_size) if ctx.size else ()
     parameters = list(ctx.parameters.values())
     gradient = [ctx.local.weight_decay * parameter.detach() for parameter in parameters]
     state = ctx.model.state()
     statistics = clone({name: state[name] for name in ctx.model.buffer_names()})
-    for positions in torch.split(torch.arange(used), batch_size) if used else ():
+    for positions in parts:
         x, y = ctx.data.batch(positions)
         _, logits = ctx.model(x.to(device))
-        loss = functional.cross_entropy(logits, y.to(device), reduction="sum") / used
+        loss = functional.cross_entropy(logits, y.to(device), reduction="sum") / ctx.size
         terms = torch.autograd.grad(loss, parameters, allow_unused=True)
         for total, term in zip(gradient, terms, strict=True):
             if term is not None:

@@ -255,7 +255,7 @@ def theory(
     data_dir: DataDir = None,
     out: Annotated[Path | None, typer.Option(help="Also write the figures to this JSON file.")] = None,
 ) -> None:
-    """Evaluate both sides of the paper's Lemmas 1 and 2 on real client updates, and print how closely they agree."""
+    """Measure both sides of the paper's Lemmas 1 to 3 and Theorems 1 to 4 on real client updates, and print them."""
     from fedfa.cli.theory import run_theory
 
     if run_directory is not None:

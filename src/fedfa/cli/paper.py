@@ -40,6 +40,7 @@ def list_(
 ) -> None:
     """List the tables and figures, their cells and the existing runs."""
     from fedfa.paper.cells import places
+    from fedfa.paper.data_figure import DATA_FIGURES
     from fedfa.paper.declarations import main_reading, studies, study
 
     runs = _runs(results)
@@ -53,6 +54,8 @@ def list_(
             table.add_row(one.name, one.title, str(one.rounds), str(len(found)), str(started), str(whole))
         console.print(table)
         console.print("\nfedfa paper list NAME lists the cells; fedfa paper run NAME runs what is missing.")
+        for figure_name, title in DATA_FIGURES.items():
+            console.print(f"fedfa paper figure {figure_name} needs no run: {title}.", highlight=False)
         return
     one = study(name)
     table = Table("cell", "reading", "seeds run", "other lengths", box=None, pad_edge=False)
@@ -155,11 +158,20 @@ def figure(
         int | None, typer.Option(min=1, help="Draw runs of this many rounds, fewer than the paper's.")
     ] = None,
     reading: Annotated[str | None, typer.Option(help="Reading of the paper: authors, paper, default.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Data directory, for figures of data.")] = None,
 ) -> None:
-    """Draw a figure as SVG and PNG from existing runs."""
+    """Draw a figure as SVG and PNG from existing runs; a figure of data (mixed-digits) needs none."""
+    from fedfa.paper.data_figure import DATA_FIGURES, draw_data_figure
     from fedfa.paper.declarations import main_reading, study
     from fedfa.paper.figures import FigureRuns, draw_figure
 
+    if name in DATA_FIGURES:
+        from fedfa.data import load
+
+        paths = [to / f"{name}{ending}" for ending in (".svg", ".png")]
+        draw_data_figure(load(name, data_dir=data_dir), paths)
+        console.print(f"written: {', '.join(escape(str(path)) for path in paths)}", soft_wrap=True)
+        return
     chosen = study(name)
     if chosen.picture is None:
         raise ConfigError(f"{name} is a table: fedfa paper table {name}")

@@ -20,9 +20,8 @@ the actual change is that step multiplied by a matrix of the extractor's gradien
 replaces that matrix by the identity. The report therefore has the cosine and the ratio of lengths.
 
 Local training takes many steps. Both lemmas are summed over the steps of each client. What plain cross-entropy steps do
-not explain (weight decay, momentum, FedFA's calibration) is reported separately from the error of the assumption. The
-theorem on classifier and feature deviation combines both lemmas for equal p; derived from Lemma 2, it has the opposite
-sign, and η before both terms.
+not explain (weight decay, momentum, FedFA's calibration) is reported separately from the error of the assumption.
+The theorems are in :mod:`fedfa.diagnostics.theorems`.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from fedfa.errors import FedfaError
 from fedfa.learning.aggregate import WeightedSum
 from fedfa.learning.client import RoundPlan
 from fedfa.learning.component import Component
-from fedfa.learning.context import Batch, ClientContext
+from fedfa.learning.context import Batch, ClientContext, LocalTraining
 from fedfa.learning.tensors import ComponentTensors, Tensors
 
 SIDES = "sides"
@@ -78,7 +77,37 @@ class Lemmas(Component):
         change = ctx.features().double() - ctx.features(ctx.start).double()
         sides["features update"] = member.mT @ change / counts.clamp(min=1)
         sides["counts"], sides["steps"] = counts.squeeze(1), torch.tensor(float(ctx.steps), dtype=torch.float64)
+        linear, trained = ctx.model.head, ctx.features()
+        after = class_means(trained, ctx.labels(), linear.weight, linear.bias)
+        sides["trained classifier"] = linear.weight.detach().double()
+        sides["trained features"], sides["trained probabilities"] = after.features, after.probabilities
+        sides["trained gradient"] = predictions(trained, ctx.labels(), linear.weight, linear.bias, 1.0)[
+            "classifier gradient"
+        ]
         return {SIDES: WeightedSum.of(sides, 1)}
+
+
+@dataclass(frozen=True)
+class ClassMeans:
+    """Means over the samples of each class; zero for a class without samples."""
+
+    counts: Tensor
+    """n_c, ``[C, 1]``."""
+    features: Tensor
+    """h̄_c, ``[C, d]``."""
+    probabilities: Tensor
+    """p̄_c^(c'), ``[c', c]``: of class c on samples of class c'."""
+
+
+def class_means(features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor | None) -> ClassMeans:
+    """The means that lemmas and theorems are about, in double precision."""
+    features, weight = features.detach().double(), weight.detach().double()
+    logits = features @ weight.mT if bias is None else features @ weight.mT + bias.detach().double()
+    member = functional.one_hot(labels, len(weight)).double()  # [n, C]
+    counts = member.sum(0).unsqueeze(1)
+    return ClassMeans(
+        counts, member.mT @ features / counts.clamp(min=1), member.mT @ logits.softmax(-1) / counts.clamp(min=1)
+    )
 
 
 def predictions(features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor | None, lr: float) -> Tensors:
@@ -104,9 +133,8 @@ def predictions(features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor |
         (gradient,) = torch.autograd.grad(functional.cross_entropy(logits, labels), free)
     features, p = free.detach(), logits.detach().softmax(-1)
     member = functional.one_hot(labels, classes).double()  # [n, C]
-    counts = member.sum(0).unsqueeze(1)  # n_c
-    mean_feature = member.mT @ features / counts.clamp(min=1)  # h̄_c
-    mean_p = member.mT @ p / counts.clamp(min=1)  # [c', c]: p̄_c^(c')
+    means = class_means(features, labels, weight, bias)
+    counts, mean_feature, mean_p = means.counts, means.features, means.probabilities
     own = mean_p.diagonal().unsqueeze(1)
     others = mean_p - torch.diag(mean_p.diagonal())
     return {
@@ -203,10 +231,10 @@ class Sides:
         return torch.cat(differences)
 
 
-def check_lemmas(
+def both_trainings(
     engine: Engine, plan: RoundPlan, clients: Sequence[int], client_state: Callable[[int], ComponentTensors]
-) -> list[Finding]:
-    """Train clients with a single step and as planned, and compare both sides of the lemmas.
+) -> tuple[Sides, Sides]:
+    """Train clients with a single full-batch step, and as planned.
 
     Args:
         engine: Its algorithm must have the component :class:`Lemmas`.
@@ -217,14 +245,22 @@ def check_lemmas(
     Raises:
         FedfaError: Fewer than two clients trained.
     """
+    one = _sides(engine, replace(plan, local=single_step(plan.local)), clients, client_state)
+    return one, _sides(engine, plan, clients, client_state)
+
+
+def single_step(local: LocalTraining) -> LocalTraining:
+    """One plain gradient step on all of a client's data."""
     full_batch = 1 << 30  # larger than any client's data
-    single = plan.local.model_copy(
+    return local.model_copy(
         update={
             "epochs": 1, "batch_size": full_batch, "momentum": 0.0, "weight_decay": 0.0, "drop_last": False, "steps": 1,
         }
     )  # fmt: skip
-    one = _sides(engine, replace(plan, local=single), clients, client_state)
-    whole = _sides(engine, plan, clients, client_state)
+
+
+def compare_lemmas(one: Sides, whole: Sides) -> list[Finding]:
+    """Both sides of the lemmas, for a single step and for a whole local training."""
     return list(_findings(one, whole))
 
 

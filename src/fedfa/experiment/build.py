@@ -146,8 +146,12 @@ def _expected_seconds(config: Config, local: LocalEngine) -> float:
 def origin_of(config: Config, dataset: DataSet, network: SplitModel) -> dict[str, str]:
     """Fingerprints of what a result depends on besides the config."""
     shapes = {name: (tuple(value.shape), str(value.dtype)) for name, value in network.state().items()}
+    # The constants for CIFAR-10 once differed from the reference code's; a run begun with them must not change midway.
+    corrected = config.data.normalise == "authors" and dataset.name == "cifar10"
+    constants = {"normalisation": _fingerprint(repr(dataset.normalisation).encode())} if corrected else {}
     return {
         "data": dataset.fingerprint,
+        **constants,
         "network": _fingerprint(f"{network.module!r}\n{shapes}".encode()),
         **method_fingerprints(config.algorithm.name),
     }

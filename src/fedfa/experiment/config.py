@@ -112,10 +112,20 @@ class CohortConfig(Section):
     rate: float = Field(0.1, gt=0, le=1)
     """Share of all clients."""
     selection: Selection = "uniform"
+    rounding: Literal["nearest", "down"] | None = None
+    """How ``rate`` times the number of clients becomes a whole number; left out, to the nearest. ``"down"`` is what the
+    reference code does. It is recorded only where it matters."""
 
     def count(self, num_clients: int) -> int:
         """Clients per round."""
-        return self.clients or max(1, round(self.rate * num_clients))
+        share = self.rate * num_clients
+        return self.clients or max(1, int(share) if self.rounding == "down" else round(share))
+
+    def without_idle_rounding(self, num_clients: int | None) -> CohortConfig:
+        """The same, without a rounding that makes no difference for this number of clients."""
+        nearest, down = (self.model_copy(update={"rounding": name}) for name in (None, "down"))
+        same = self.clients is not None or (num_clients and nearest.count(num_clients) == down.count(num_clients))
+        return nearest if same else self
 
 
 class EvaluationConfig(Section):
@@ -235,7 +245,8 @@ class Config(Section):
         built = build_components(expression, config.algorithm.options)
         dumped = {name: c.model_dump(mode="json", by_alias=True, exclude_none=True) for name, c in built.items()}
         filled = {"name": expression, "variant": name, **{c: values for c, values in dumped.items() if values}}
-        return config.model_copy(update={"algorithm": AlgorithmConfig(**filled)})
+        cohort = config.cohort.without_idle_rounding(config.data.number_of_clients)
+        return config.model_copy(update={"algorithm": AlgorithmConfig(**filled), "cohort": cohort})
 
     @classmethod
     def preset(cls, name: str, *layers: Mapping[str, Any]) -> Config:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedfa.algorithms.registry import component_types, expression_names, methods, methods_of, option_names
+from fedfa.algorithms.registry import component_types, current_name, expression_names, methods, methods_of, option_names
 from fedfa.data import parse_partition
 from fedfa.error_messages import nearest
 from fedfa.errors import ConfigError, DataError
@@ -126,13 +126,17 @@ def current_keys(layer: Mapping[str, Any]) -> dict[str, Any]:
         {'algorithm': {'name': 'fedfa'}, 'diagnostics': {'every': 5}}
         >>> current_keys({"algorithm": "fedfa@plus"})
         {'algorithm': {'name': 'fedfa', 'variant': 'plus'}}
+        >>> current_keys({"algorithm": {"fedma": {"weighting": "uniform"}}})
+        {'algorithm': {'matching': {'weighting': 'uniform'}}}
     """
     layer = {"diagnostics" if key == "insight" else key: value for key, value in layer.items()}
     algorithm = layer.get("algorithm")
     if isinstance(algorithm, str):
         layer["algorithm"] = expression_and_variant(algorithm)
-    elif isinstance(algorithm, Mapping) and "recipe" in algorithm:
-        layer["algorithm"] = {"name" if key == "recipe" else key: value for key, value in algorithm.items()}
+    for section in ("algorithm", WITH):
+        if isinstance(found := layer.get(section), Mapping):
+            renamed = {"recipe": "name"} if section == "algorithm" else {}
+            layer[section] = {renamed.get(key) or current_name(key): value for key, value in found.items()}
     return layer
 
 

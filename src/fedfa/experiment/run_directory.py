@@ -21,12 +21,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
 
+from fedfa.algorithms.registry import current_name
 from fedfa.data.preprocessing import Preprocessing
 from fedfa.diagnostics.records import DiagnosticsRecords
 from fedfa.errors import RunError
@@ -152,7 +154,7 @@ class RunDirectory:
             return None
         tensors = load_tensors(checkpoint)
         self._versions = {int(client): int(version) for client, version in tensors.pop(_CLIENTS).tolist()}
-        return ServerState.from_tensors(tensors)
+        return _with_current_names(ServerState.from_tensors(tensors))
 
     def config(self) -> Config:
         """The config the run was started with."""
@@ -160,7 +162,10 @@ class RunDirectory:
         if not path.exists():
             reason = "no config.toml" if self.path.is_dir() else "there is no such directory"
             raise RunError(f"{self.path} holds no run ({reason})")
-        return Config.resolve(read_toml(path))
+        recorded = read_toml(path)
+        # A record is complete. Before there was a choice, the size of a cohort was rounded to the nearest number.
+        recorded["cohort"] = {"rounding": "nearest", **recorded.get("cohort", {})}
+        return Config.resolve(recorded)
 
     def origin(self) -> dict[str, str]:
         """Fingerprints of what the run depends on besides its config; empty before they are recorded."""
@@ -285,7 +290,7 @@ class RunDirectory:
     def final_state(self) -> ServerState | None:
         """The server state at the end of the run; None while it is not finished."""
         path = self.path / "server.safetensors"
-        return ServerState.from_tensors(load_tensors(path)) if path.exists() else None
+        return _with_current_names(ServerState.from_tensors(load_tensors(path))) if path.exists() else None
 
     def saved_clients(self) -> list[int]:
         """The clients that have a state in the last checkpoint."""
@@ -352,3 +357,8 @@ def _current_names(record: dict[str, Any]) -> dict[str, Any]:
         raise TypeError("not a JSON object")
     renamed = {"survey": "final_pass", "accuracy_before_survey": "accuracy_before_final_pass"}
     return {renamed.get(name, name): value for name, value in record.items()}
+
+
+def _with_current_names(state: ServerState) -> ServerState:
+    """The state with the components' names of today."""
+    return replace(state, components={current_name(name): own for name, own in state.components.items()})

@@ -13,6 +13,10 @@ from fedfa.errors import ModelError
 from fedfa.models.cnn import convolutional
 from fedfa.models.reference import build_network
 from fedfa.models.resnet import resnet18
+from fedfa.models.weight_standardisation import standardise
+
+WEIGHT_STANDARDISATION = "weight_standardisation"
+"""Option of every network here: all layers but the classifier compute with standardised weights."""
 
 Builder = Callable[..., nn.Module]
 
@@ -93,7 +97,8 @@ def build_model(
             (see :func:`fedfa.models.load_network`).
         input_shape: Shape of one input, e.g. ``(1, 28, 28)``; not passed to your own network.
         num_classes: Number of outputs; not passed to your own network.
-        options: Further arguments of the network, e.g. ``{"hidden": [32]}`` for the MLP.
+        options: Further arguments of the network, e.g. ``{"hidden": [32]}`` for the MLP; ``weight_standardisation``
+            for all of :data:`MODELS`.
 
     Raises:
         ModelError: Unknown name or option, or the network does not accept such inputs.
@@ -107,7 +112,16 @@ def build_model(
         return build_network(name, options or {})
     if name not in MODELS:
         raise ModelError(f"unknown model {name!r}{nearest(name, MODELS)}; known: {', '.join(MODELS)}, or FILE.py:NAME")
+    chosen = dict(options or {})
+    standardised = chosen.pop(WEIGHT_STANDARDISATION, False)
+    if not isinstance(standardised, bool):
+        raise ModelError(f"model.options.{WEIGHT_STANDARDISATION} = {standardised!r}: use true or false")
     try:
-        return MODELS[name](tuple(input_shape), num_classes, **(options or {}))
+        network = MODELS[name](tuple(input_shape), num_classes, **chosen)
     except (TypeError, ValueError, RuntimeError) as error:  # from Python or torch
         raise ModelError(f"model {name!r} does not accept these options: {error}") from error
+    if standardised and not standardise(network, network.get_submodule("head")):
+        raise ModelError(
+            f"model.options.{WEIGHT_STANDARDISATION}: {name!r} has no layer before its classifier; leave the option out"
+        )
+    return network

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,9 +21,12 @@ from fedfa.paper.declarations import (
 )  # fmt: skip
 from fedfa.paper.run_index import RunIndex
 from fedfa.seed_means import MEANING, SeedMean, csv_cells, csv_number
+from fedfa.student import critical_value
 from fedfa.text_tables import csv_table, latex_table, latex_text, markdown_table
 
 ABOVE, BELOW = "▲", "▼"
+PAPER_TRIALS = 3
+"""Trials behind each of the paper's means and standard deviations."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +38,17 @@ class TableCell:
 
     @property
     def mark(self) -> str:
-        """A sign if our mean is outside the paper's mean ± two of its standard deviations; else empty."""
+        """A sign if our mean and the paper's differ by more than the noise between seeds explains; else empty.
+
+        With k seeds of ours and the paper's three trials of standard deviation s, both means being uncertain, equal
+        methods differ by more than t·s·√(1/k + 1/3) in one cell of twenty; t is Student's point for the two degrees of
+        freedom of s.
+        """
         if self.ours is None or self.paper is None or self.paper.deviation is None:
             return ""
         away = round(self.ours.mean - self.paper.mean, 6)
-        if abs(away) <= round(2 * self.paper.deviation, 6):
+        noise = self.paper.deviation * math.sqrt(1 / len(self.ours.seeds) + 1 / PAPER_TRIALS)
+        if abs(away) <= round(critical_value(PAPER_TRIALS - 1) * noise, 6):
             return ""
         return ABOVE if away > 0 else BELOW
 
@@ -170,7 +180,8 @@ def legend(table: StudyTable) -> list[str]:
     if source(study.name):
         lines.append(
             f"The paper: its {source(study.name)}, mean(standard deviation) of three trials where it gives one. "
-            f"{ABOVE} and {BELOW}: our mean is above or below the paper's by more than two of its standard deviations."
+            f"{ABOVE} and {BELOW}: our mean is above or below the paper's by more than seeds explain (Student's t for "
+            "three trials, both means uncertain); of twenty equal cells about one would be marked."
         )
     shown = {row.reading for row in table.rows} - {main_reading()}
     lines += [f"{one.title}: {one.description}." for name, one in readings().items() if name in shown]
@@ -206,7 +217,7 @@ def as_latex(table: StudyTable) -> str:
 
 CSV_HEADER = (
     "study", "cell", "reading", "rounds", "paper rounds", "seeds", "ours mean", "ours std", "paper mean", "paper std",
-    "outside two std",
+    "differs",
 )  # fmt: skip
 
 

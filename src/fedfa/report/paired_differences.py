@@ -3,7 +3,12 @@
 Two methods that train with the same seed share initial weights, cohorts and the order of samples, so the difference of
 their accuracies varies less from seed to seed than the accuracies do. With n such differences of mean m and standard
 deviation s, the true difference lies in m ± t·s/√n with 95 % confidence, t being the 97.5 % point of Student's
-distribution with n − 1 degrees of freedom (Student 1908). If 0 is inside, other seeds could reverse the order.
+distribution with n − 1 degrees of freedom. All of this holds for the one split and test set that the runs share.
+
+A table has many differences, and of twenty that are none, one interval leaves 0 out. The verdict is therefore
+corrected for all of them (S. Holm, *A Simple Sequentially Rejective Multiple Test Procedure*, Scandinavian Journal of
+Statistics 1979). It is withheld where two seeds (or one) would have to tell noise from a difference, and where all
+seeds agree to the last digit, so that there is no noise to compare with.
 """
 
 from __future__ import annotations
@@ -16,31 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedfa.experiment.run_directory import RunDirectory
+from fedfa.student import critical_value, two_sided_p
 
 MEASURES: Mapping[str, str] = {"final_accuracy": "final", "last10_accuracy": "last 10"}
 PAIRS_HEADER = ("difference", "seeds", "final, points", "last 10, points", "exceeds seed noise?")
 ALL_PAIRS_UP_TO = 4
 """With more methods than this, each is compared with the first only."""
-
-_STUDENT = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
-    2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
-"""97.5 % points of Student's distribution for 1 to 30 degrees of freedom."""
-
-
-def student(freedom: int) -> float:
-    """The 97.5 % point of Student's distribution.
-
-    Example:
-        >>> student(2)
-        4.303
-    """
-    if freedom <= len(_STUDENT):
-        return _STUDENT[freedom - 1]
-    z = statistics.NormalDist().inv_cdf(0.975)
-    # Cornish and Fisher's expansion; two terms are off by less than 0.001 from here on.
-    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+LEVEL = 0.05
+"""Probability with which a table without a difference says yes anywhere."""
+LEAST_SEEDS = 3
+"""With fewer there is no verdict: the standard deviation of two numbers says next to nothing."""
 
 
 @dataclass(frozen=True)
@@ -55,19 +45,47 @@ class Difference:
         return statistics.fmean(self.values)
 
     @property
-    def margin(self) -> float | None:
-        """Half the width of the 95 % interval; None for a single seed."""
+    def error(self) -> float | None:
+        """Standard error of the mean; None for a single seed."""
         n = len(self.values)
-        return student(n - 1) * statistics.stdev(self.values) / math.sqrt(n) if n > 1 else None
+        return statistics.stdev(self.values) / math.sqrt(n) if n > 1 else None
 
     @property
-    def exceeds_noise(self) -> bool | None:
-        """Whether 0 lies outside the interval; None for a single seed."""
-        return None if self.margin is None else abs(self.mean) > self.margin
+    def margin(self) -> float | None:
+        """Half the width of the 95 % interval; None for a single seed."""
+        return None if self.error is None else critical_value(len(self.values) - 1) * self.error
+
+    @property
+    def unknown(self) -> str:
+        """Why there is no verdict; empty if there is one."""
+        if len(self.values) < LEAST_SEEDS:
+            return "one seed" if len(self.values) == 1 else "two seeds"
+        return "no spread between seeds" if not self.error or self.error < 1e-9 else ""
+
+    @property
+    def p(self) -> float:
+        """Probability of a mean this far from 0 if there is no difference; 1 where there is no verdict."""
+        if self.unknown or not self.error:
+            return 1.0
+        return two_sided_p(self.mean / self.error, len(self.values) - 1)
 
     def __str__(self) -> str:
         """``+3.10 ± 1.20``."""
         return f"{self.mean:+.2f}" + ("" if self.margin is None else f" ± {self.margin:.2f}")
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values: below 0.05 where a difference stands although there are so many tests.
+
+    Example:
+        >>> holm([0.01, 0.04, 0.03])
+        [0.03, 0.06, 0.06]
+    """
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = largest
+    return adjusted
 
 
 Scores = Mapping[int, Mapping[str, float]]
@@ -106,33 +124,41 @@ def pairs(methods: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def paired_rows(scores: Mapping[str, Scores]) -> list[tuple[str, ...]]:
-    """A row per pair: the differences and the verdict."""
-    rows: list[tuple[str, ...]] = []
-    for one, other in pairs(list(scores)):
-        found = {m: difference(scores[one], scores[other], m) for m in MEASURES}
-        final, last = found["final_accuracy"], found["last10_accuracy"]
-        if final is not None and last is not None:
-            rows.append((f"{one} − {other}", str(len(final.values)), str(final), str(last), verdict(final, last)))
-    return rows
+    """A row per pair: the differences and the verdict, corrected for all differences of these rows."""
+    found = {
+        (one, other): tuple(d for m in MEASURES if (d := difference(scores[one], scores[other], m)) is not None)
+        for one, other in pairs(list(scores))
+    }
+    tested = [each for differences in found.values() for each in differences if not each.unknown]
+    stands = dict(zip(tested, (p < LEVEL for p in holm([each.p for each in tested])), strict=True))
+    return [
+        (f"{one} − {other}", str(len(differences[0].values)), *map(str, differences), verdict(differences, stands))
+        for (one, other), differences in found.items()
+        if differences
+    ]
 
 
-def verdict(final: Difference, last: Difference) -> str:
+def verdict(differences: Sequence[Difference], stands: Mapping[Difference, bool]) -> str:
     """Whether the differences exceed the seed noise, as text.
 
+    Args:
+        differences: Of one pair, by measure.
+        stands: Those with a verdict, and what it is.
+
     Example:
-        >>> verdict(Difference((3.0, 3.1, 2.9)), Difference((3.0, -3.0, 1.0)))
+        >>> final, last = Difference((3.0, 3.1, 2.9)), Difference((3.0, -3.0, 1.0))
+        >>> verdict((final, last), {final: True, last: False})
         'final: yes; last 10: no'
     """
-    if final.exceeds_noise is None or last.exceeds_noise is None:
-        return "unknown: one seed"
-    text = {True: "yes", False: "no"}
-    if final.exceeds_noise == last.exceeds_noise:
-        return text[final.exceeds_noise]
-    return f"final: {text[final.exceeds_noise]}; last 10: {text[last.exceeds_noise]}"
+    texts = [f"unknown: {each.unknown}" if each.unknown else "yes" if stands[each] else "no" for each in differences]
+    if len(set(texts)) == 1:
+        return texts[0]
+    return "; ".join(f"{measure}: {text}" for measure, text in zip(MEASURES.values(), texts, strict=True))
 
 
 PAIRS_LEGEND = (
-    "Differences on the same seeds, mean ± 95 % interval (Student). Yes: the interval does not contain 0, so the "
-    "difference exceeds the noise between seeds. No: more seeds are needed, or there is no difference. "
-    "Pairs are tested separately: of twenty pairs without a difference, about one gives yes."
+    "Differences on the same seeds, mean ± 95 % interval (Student). Yes: the difference exceeds the noise between "
+    "seeds, after Holm's correction for all differences of the table. No: more seeds are needed, or there is no "
+    "difference. Unknown: fewer than three seeds, or no spread between them. All of it is conditional on this split "
+    "and test set."
 )

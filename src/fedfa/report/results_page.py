@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
+from fedfa.algorithms.registry import expression_names
 from fedfa.errors import RunError
 from fedfa.experiment.recorded_runs import RecordedRun, find_runs
 from fedfa.paper.cells import key_of
@@ -48,7 +49,7 @@ def results_table(results: Path, without: Collection[str] = ()) -> str:
         cells = [
             setting,
             run.path.name,
-            run.summary["algorithm"],
+            "+".join(expression_names(run.summary["algorithm"])),
             run.summary["variant"] or "–",
             str(run.rounds),
             str(run.seed),

@@ -1,4 +1,4 @@
-"""FedMA, its matching: hidden units are put in the global model's order before they are averaged.
+"""Matched averaging: hidden units are put in the global model's order before they are averaged (FedMA's matching).
 
 H. Wang, M. Yurochkin, Y. Sun, D. Papailiopoulos, Y. Khazaeni, *Federated Learning with Matched Averaging*, ICLR 2020.
 
@@ -67,10 +67,10 @@ _FUNCTIONS = (
 _METHODS = ("relu", "tanh", "sigmoid", "contiguous")
 
 
-class FedMA(FedAvg):
+class MatchedAveraging(FedAvg):
     """The weighted mean of the clients' models, each in the global model's order."""
 
-    name = "fedma"
+    name = "matching"
     traits = Traits(
         aggregates=True,
         shared_model=True,
@@ -87,7 +87,7 @@ class FedMA(FedAvg):
         for name in (f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")):
             if (role := task.roles.get(name, Role.SHARED)) is not Role.SHARED:
                 raise AlgorithmError(
-                    f"fedma permutes the units of every layer, but {name!r} is {role.value}; it needs all layers "
+                    f"matching permutes the units of every layer, but {name!r} is {role.value}; it needs all layers "
                     "trained and shared"
                 )
         _solver()
@@ -220,7 +220,7 @@ def _is_size(node: fx.Node, present: fx.Node | None, numbers: set[fx.Node]) -> b
 
 def _not_a_chain(reason: str) -> AlgorithmError:
     return AlgorithmError(
-        "fedma needs a network that is a chain of Conv2d and Linear layers with activations, pooling and flattening "
+        "matching needs a network that is a chain of Conv2d and Linear layers with activations, pooling and flattening "
         f"between, but {reason}; use another network (e.g. cnn-fmnist) or another method"
     )
 
@@ -229,5 +229,5 @@ def _solver() -> Any:
     try:
         from scipy.optimize import linear_sum_assignment
     except ImportError as error:
-        raise AlgorithmError("fedma needs scipy; install it with: pip install 'fedfa[data]'") from error
+        raise AlgorithmError("matching needs scipy; install it with: pip install 'fedfa[data]'") from error
     return linear_sum_assignment

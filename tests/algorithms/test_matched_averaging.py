@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedfa.algorithms import FedAvg, FedMA
-from fedfa.algorithms.fedma import align, layer_chain
+from fedfa.algorithms import FedAvg, MatchedAveraging
+from fedfa.algorithms.matched_averaging import align, layer_chain
 from fedfa.algorithms.registry import build_algorithm
 from fedfa.errors import AlgorithmError
 from fedfa.learning.aggregate import WeightedSum
@@ -71,7 +71,7 @@ def outputs(tensors: Tensors) -> Tensor:
     return result.detach()
 
 
-def average(clients: list[Tensors], sizes: list[int], start: Tensors, algorithm: str = "fedma") -> Tensors:
+def average(clients: list[Tensors], sizes: list[int], start: Tensors, algorithm: str = "matching") -> Tensors:
     """The real server step on clients that return these models."""
     module = network(0)
     module.load_state_dict(start)
@@ -174,12 +174,14 @@ def test_a_client_equal_to_the_global_model_stays_in_its_order_even_with_equal_u
 
 def test_without_a_permutation_it_is_fedavg_bit_for_bit() -> None:
     """Short local training from common weights does not leave their order."""
-    assert_same_rounds(toy_federation(FedMA()), toy_federation(FedAvg()))
-    assert_same_rounds(toy_federation(FedMA(weighting="uniform")), toy_federation(FedAvg(weighting="uniform")))
+    assert_same_rounds(toy_federation(MatchedAveraging()), toy_federation(FedAvg()))
+    assert_same_rounds(
+        toy_federation(MatchedAveraging(weighting="uniform")), toy_federation(FedAvg(weighting="uniform"))
+    )
 
 
 def test_one_client_is_plain_sgd() -> None:
-    one, plain = toy_federation(FedMA()), toy_federation(FedAvg())
+    one, plain = toy_federation(MatchedAveraging()), toy_federation(FedAvg())
     for federation in (one, plain):
         federation.round([2])
     assert all(torch.equal(value, plain.state.model[name]) for name, value in one.state.model.items())
@@ -251,26 +253,26 @@ def test_networks_that_tie_units_across_layers_are_refused(module: nn.Module, re
 
 def test_the_paper_s_networks_with_norms_are_refused_through_the_algorithm() -> None:
     task = Task(SplitModel.of(build_model("cnn-mixed-digits", (1, 28, 28), 10)), 10, 2, rounds=1)
-    algorithm = build_algorithm("fedma")
+    algorithm = build_algorithm("matching")
     with pytest.raises(AlgorithmError, match="GroupNorm"):
         Training(algorithm, algorithm.with_roles(task), seed=1).init()
 
 
 def test_layers_that_do_not_travel_are_refused() -> None:
     with pytest.raises(AlgorithmError, match=r"'hidden\.bias' is local"):
-        assert_takes_odd_roles(FedMA())
+        assert_takes_odd_roles(MatchedAveraging())
     assert Role.LOCAL.value == "local"
 
 
 @pytest.mark.parametrize("method", ["fedfa", "fedproc", "moon"])
 def test_methods_that_compare_features_across_models_are_refused(method: str) -> None:
     with pytest.raises(AlgorithmError, match="order"):
-        build_algorithm(f"fedma+{method}")
+        build_algorithm(f"matching+{method}")
 
 
 def test_clients_without_a_step_and_server_optimisers_go_with_it() -> None:
-    assert_takes_clients_without_a_step(FedMA())
-    federation = toy_federation("fedma+fedadam")
+    assert_takes_clients_without_a_step(MatchedAveraging())
+    federation = toy_federation("matching+fedadam")
     federation.round()
     federation.round()
-    assert "fedma" not in federation.plan().broadcast
+    assert "matching" not in federation.plan().broadcast
