@@ -3,18 +3,21 @@
     python -m benchmarks.flower_tensors [--tensors 4 164 324 1000] [--models resnet18 deep] [--sites 3] [--rounds 4]
 
 The networks ``TENSORS`` compute the same function of the same million weights, cut into that many tensors: what differs
-is only what travels. ``resnet18`` is fedfa's own; ``deep`` has 1,000 linear layers (2,000 tensors). Each is trained by a
-real federation of processes on this machine, with TLS and node keys.
+is only what travels. ``resnet18`` is fedfa's own; ``deep`` has 1,000 linear layers (2,000 tensors). Each is trained by
+a real federation of processes on this machine, with TLS and node keys.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import shutil
 import statistics
 import tempfile
 import time
 from pathlib import Path
+
+from rich.console import Console
 
 from fedfa.errors import FedfaError
 from fedfa.flower.operate.local_deployment import LocalDeployment
@@ -95,7 +98,7 @@ def seconds_per_round(kind: str, tensors: int, sites: int, rounds: int, folder: 
         on_round=lambda _: times.append(time.monotonic()),
     )  # fmt: skip
     deployment.run()
-    return [after - before for before, after in zip(times, times[1:], strict=False)]
+    return [after - before for before, after in itertools.pairwise(times)]
 
 
 def main() -> None:
@@ -107,8 +110,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     chosen = parser.parse_args()
     cases = [("cut", count) for count in chosen.tensors] + [(kind, 0) for kind in chosen.models]
-    print(f"| network | seconds a round, median of {chosen.rounds - 1} (with the sites' evaluation) | all |")
-    print("|---|--:|---|")
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"| network | seconds a round, median of {chosen.rounds - 1} (with the sites' evaluation) | all |")
+    console.print("|---|--:|---|")
     for kind, tensors in cases:
         folder = Path(tempfile.mkdtemp(prefix="fedfa-tensors-"))
         try:
@@ -118,7 +122,7 @@ def main() -> None:
             result = f"failed | {str(error).splitlines()[0]}"
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        print(f"| {kind if kind != 'cut' else f'{tensors} tensors'} | {result} |", flush=True)
+        console.print(f"| {kind if kind != 'cut' else f'{tensors} tensors'} | {result} |", markup=False)
 
 
 if __name__ == "__main__":

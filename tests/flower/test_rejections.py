@@ -93,7 +93,7 @@ BAD = {
     "huge weight": (array("scaffold/model#weight", lambda w: w * 1e6), "more than its"),
     "weight of another shape": (array("scaffold/model#weight", lambda w: w.expand(4, 1)), "the weight of"),
     "huge norm": (array(WEIGHT, lambda t: t + 1e6), "federation.norm_limit"),
-    "huge norm without weight": (weightless_but_huge, "norm of scaffold/model is inf"),
+    "huge norm without weight": (weightless_but_huge, "has sums without weight"),
     "old round": (value("round", 0), "it belongs to round 1, not 2"),
     "other run": (value("run", "00" * 16), "another run"),
     "other client": (value("client", 0), "is from client 0, but the plan went to"),

@@ -93,7 +93,9 @@ class Connection:
                 self.ray.shutdown()
 
     def _connect(self, address: str) -> None:
-        options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+        options: dict[str, Any] = {}
+        if address == "local":  # for this process alone: no port of it is open to other machines
+            options = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         try:
             with _own_signals(), warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # about GPUs, which are not used

@@ -6,8 +6,8 @@ from a site    ``contribution`` (arrays, named as by :func:`~fedfa.learning.aggr
                ``result`` (plain values)
 =============  ==================================================================================================
 
-Tensors travel packed (:func:`pack`): each record holds one array, so the cost of a message follows its bytes and not the
-number of its tensors. Dtype and shape are preserved exactly, BatchNorm's counters stay integers, nothing is unpickled,
+Tensors travel packed (:func:`pack`): each record holds one array, so a message costs by its bytes and not by its number
+of tensors. Dtype and shape are preserved exactly, BatchNorm's counters stay integers, nothing is unpickled,
 and a manifest that claims more than the bytes that follow is rejected before any memory is allocated.
 
 Decoding raises :class:`BadMessageError` for any malformed input, because messages are not trusted.
@@ -52,17 +52,20 @@ _DTYPES = {
 }  # fmt: skip
 
 
+MOST_SAMPLES = 2**40
+"""Largest plausible number of samples of a site."""
+_MOST_DOMAINS = 1000
 _LONGEST_TEXT = 300
 STAGES = ("prepare", "train", "keep", "start")
 """Stages of which a site reports the seconds."""
 
 
 def printable(text: str) -> str:
-    """Text of a site for the log and the record: of bounded length, on one line, without control characters.
+    r"""Text of a site for the log and the record: of bounded length, on one line, without control characters.
 
     Example:
         >>> printable("fine" + chr(10) + chr(27) + "[31m forged")
-        'fine\\n\\x1b[31m forged'
+        'fine\n\x1b[31m forged'
     """
     cut = text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}… ({len(text)} characters)"
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in cut)
@@ -93,7 +96,7 @@ def pack(tensors: Mapping[str, Tensor]) -> ArrayRecord:
 
 
 def unpack(record: Mapping[str, Array]) -> Tensors:
-    """The inverse of :func:`pack`; each tensor has its own memory, because kernels may treat unaligned memory otherwise.
+    """The inverse of :func:`pack`; each tensor has its own memory: kernels may take other paths on unaligned memory.
 
     Raises:
         BadMessageError: The manifest does not describe exactly the bytes that follow it.
@@ -331,12 +334,14 @@ def decode_evaluation(content: RecordDict, num_classes: int) -> SiteEvaluation:
     values = _plain(content, "evaluation")
     counts, by_class = _value(values, "class_counts", list), _value(values, "class_accuracy", list)
     domains, by_domain = _value(values, "domains", list), _value(values, "domain_accuracy", list)
+    if len(content) > 1 or len(domains) > _MOST_DOMAINS or any(len(str(name)) > _LONGEST_TEXT for name in domains):
+        raise BadMessageError("the evaluation has more records or domains than there can be")
     if len(counts) != num_classes or len(by_class) != num_classes or len(domains) != len(by_domain):
         raise BadMessageError(f"the evaluation does not have {num_classes} classes")
     by_domain_counts = _value(values, "domain_counts", list)
     if len(by_domain_counts) != len(domains):
         raise BadMessageError(f"the evaluation has {len(domains)} domains, but counts of {len(by_domain_counts)}")
-    numbers = all(type(count) is int and count >= 0 for count in [*counts, *by_domain_counts])
+    numbers = all(type(count) is int and 0 <= count <= MOST_SAMPLES for count in [*counts, *by_domain_counts])
     if not numbers or not any(counts) or not all(by_domain_counts):
         raise BadMessageError("the evaluation's counts are not numbers of samples")
     accuracy = _value(values, "accuracy", float)

@@ -30,6 +30,7 @@ from fedfa.flower.operate.processes import (
     log_excerpt,
     private_environment,
 )
+from fedfa.flower.operate.watched import RESTARTED, watched_command
 
 Value = str | int | float | bool
 CONNECTION = "here"
@@ -109,10 +110,18 @@ class LocalFederation(AbstractContextManager["LocalFederation"]):
         self._write_connection()
         return superlink
 
+    def wait_for_superlink(self) -> None:
+        """Wait until the SuperLink answers."""
+        self.processes.wait_for("the SuperLink to answer", self._answers, seconds=START_LIMIT, needed=[self.superlink])
+
+    def superlink_restarts(self) -> int:
+        """How often the SuperLink was started again."""
+        return self.superlink.output().count(RESTARTED)
+
     def _launch_superlink(self) -> SupervisedProcess:
         command = [
-            flower_command("flower-superlink"), "--host", "127.0.0.1", "--port", str(self._port("superlink")),
-            "--database", str(self.folder / "superlink.db"), "--disable-runtime-dependency-installation",
+            *watched_command("superlink"), "--host", "127.0.0.1", "--port", str(self._port("superlink")),
+            "--database", database_address(self.folder / "superlink.db"), "--disable-runtime-dependency-installation",
         ]  # fmt: skip
         if self._server_keys is None:
             command += ["--insecure"]
@@ -171,7 +180,7 @@ class LocalFederation(AbstractContextManager["LocalFederation"]):
         """
         name = f"site{site}"
         command = [
-            *(program or [flower_command("flower-supernode")]),
+            *(program or watched_command("supernode")),
             "--superlink", address or self.address, "--port", str(self._port(name)),
             "--node-config", self._config_file(name, config),
             # A SuperNode without a SuperLink ends by itself.
@@ -208,6 +217,14 @@ class LocalFederation(AbstractContextManager["LocalFederation"]):
         )  # fmt: skip
 
     # -- runs -------------------------------------------------------------------------------------------------
+    def site_keys_file(self, sites: int) -> str:
+        """Write which key belongs to which site, for ``federation.site_keys``; without TLS there are none."""
+        if not self.tls:
+            return ""
+        path = self.folder / "keys" / "sites.toml"
+        write_atomically(path, tomli_w.dumps({str(site): self.key_of(site).public.name for site in range(sites)}))
+        return str(path)
+
     def submit(self, app: Path, run_config: Mapping[str, Value]) -> SupervisedProcess:
         """Submit a run; the returned process streams the run's log and ends with the run."""
         command = [flower_command("flwr"), "run", str(app.absolute()), CONNECTION, "--stream"]
@@ -268,6 +285,14 @@ class LocalFederation(AbstractContextManager["LocalFederation"]):
         path.parent.mkdir(exist_ok=True)
         write_atomically(path, tomli_w.dumps(dict(values)))
         return str(path)
+
+
+def database_address(path: Path) -> str:
+    """Address of the SuperLink's database, of which a lock is waited for and not an error at once.
+
+    The wait is shorter than the 30 seconds after which Flower repeats a request.
+    """
+    return f"sqlite:///{path.absolute()}?timeout=25"
 
 
 def flower_command(name: str) -> str:
