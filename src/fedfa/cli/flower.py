@@ -143,15 +143,9 @@ def supernode(context: typer.Context) -> None:
 def superlink(context: typer.Context) -> None:
     """Run Flower's `flower-superlink` with the options that follow: watched, without telemetry.
 
-    It is started again when a part of it has ended. A database given as a path is opened so that locks are waited for.
+    It is started again when a part of it has ended, and waits longer for its database.
     """
-    from fedfa.flower.operate.federation import database_address
-
-    options = list(context.args)
-    for number, option in enumerate(options[:-1]):
-        if option == "--database" and "://" not in options[number + 1] and not options[number + 1].startswith(":"):
-            options[number + 1] = database_address(Path(options[number + 1]))
-    command = _flower_command("superlink", options)
+    command = _flower_command("superlink", context.args)
     os.execve(command[0], command, _environment())
 
 

@@ -121,7 +121,7 @@ class LocalFederation(AbstractContextManager["LocalFederation"]):
     def _launch_superlink(self) -> SupervisedProcess:
         command = [
             *watched_command("superlink"), "--host", "127.0.0.1", "--port", str(self._port("superlink")),
-            "--database", database_address(self.folder / "superlink.db"), "--disable-runtime-dependency-installation",
+            "--database", str(self.folder / "superlink.db"), "--disable-runtime-dependency-installation",
         ]  # fmt: skip
         if self._server_keys is None:
             command += ["--insecure"]
@@ -285,14 +285,6 @@ class LocalFederation(AbstractContextManager["LocalFederation"]):
         path.parent.mkdir(exist_ok=True)
         write_atomically(path, tomli_w.dumps(dict(values)))
         return str(path)
-
-
-def database_address(path: Path) -> str:
-    """Address of the SuperLink's database, of which a lock is waited for and not an error at once.
-
-    The wait is shorter than the 30 seconds after which Flower repeats a request.
-    """
-    return f"sqlite:///{path.absolute()}?timeout=25"
 
 
 def flower_command(name: str) -> str:

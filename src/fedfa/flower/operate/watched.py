@@ -3,7 +3,7 @@
 A program, ``python -m fedfa.flower.operate.watched supernode|superlink OPTION …``. Flower's SuperNode gives up at the
 first HTTP 500 of the SuperLink (a locked database is enough), or when a heartbeat fails, and then stays alive without a
 connection, so that no service manager restarts it; both commands go on without their executor if it dies. Here Flower's
-own code runs in a child that ends with :data:`LOST` in all these cases, and the parent starts another.
+own code runs in a child that waits longer, ends with :data:`LOST` in all these cases, and the parent starts another.
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ def run_child(name: str, options: Sequence[str]) -> None:
 
     disable_telemetry()
     sys.argv = [f"flower-{name}", *options]
+    _wait_for_locks()
     threading.excepthook = lambda failure: _give_up(f"{failure.exc_type.__name__}: {failure.exc_value}")
     threading.Thread(target=_watch_executor, daemon=True).start()
     if name == "superlink":
@@ -98,6 +99,18 @@ def run_child(name: str, options: Sequence[str]) -> None:
 
     flower_supernode()
     _give_up("it lost its connection to the SuperLink")
+
+
+def _wait_for_locks() -> None:
+    """Have Flower wait longer for a locked database, and ask again after an HTTP 500; it has no options for either.
+
+    The wait is shorter than the 30 seconds after which Flower repeats a request.
+    """
+    from flwr.supercore import sql_mixin
+    from flwr.supercore.retry import http_retry
+
+    sql_mixin.SQLITE_PRAGMAS = (*sql_mixin.SQLITE_PRAGMAS, ("busy_timeout", "25000"))  # type: ignore[misc]  # a constant
+    http_retry._RETRYABLE_STATUS_CODES |= {500}  # type: ignore[misc]
 
 
 def _watch_executor() -> None:
