@@ -194,3 +194,22 @@ def test_a_full_disk_is_reported_in_words_and_leaves_the_files_as_they_were(smal
 def test_a_run_on_a_full_disk_ends_in_words(small_disk: Path, blobs: DataSet) -> None:
     with pytest.raises(RunError, match="is full"):
         run(small("scaffold", rounds=200, checkpoint={"every": 1}), small_disk / "run", data=blobs)
+
+
+# -- configs that used to end in a raw exception ----------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"local": {"lr": float("inf")}}, "local.lr"),
+        ({"local": {"weight_decay": float("inf")}}, "local.weight_decay"),
+        ({"algorithm": {"name": "fedfa", "anchors": {"mu": float("inf")}}}, "algorithm.anchors.mu"),
+        ({"algorithm": {"name": "fedfa", "final": {"lr": float("inf")}}}, "algorithm.final.lr"),
+        ({"algorithm": {"name": "fedetf"}, "model": {"options": {"hidden": [0]}}}, "at least one unit"),
+        ({"data": {"clients": 10**9, "partition": "iid"}}, "at most 10000000 clients"),
+    ],
+)
+def test_values_that_no_run_can_use_are_refused_in_words(
+    change: dict[str, object], problem: str, tmp_path: Path, blobs: DataSet
+) -> None:
+    with pytest.raises(FedfaError, match=problem):
+        run(small("fedfa", **change), tmp_path / "run", data=blobs)

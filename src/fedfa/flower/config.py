@@ -39,7 +39,7 @@ class FederationConfig(Section):
     """Replace a site that fails by another one; otherwise the round uses the sites that answered."""
     evaluation: Literal["server", "sites", "both"] = "server"
     """Where the global model is tested: on the server's test data, on the sites' own, or on both."""
-    norm_limit: float = Field(0, ge=0)
+    norm_limit: float = Field(0, ge=0, allow_inf_nan=True)
     """Largest L2 norm of a site's mean update; updates above it are rejected. 0: a hundred times the norm of the model
     that the round started from (or of 1, if that is larger); ``inf``: no limit. What components send besides (anchors,
     statistics) is bounded too, more generously, unless there is no limit."""
