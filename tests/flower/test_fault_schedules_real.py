@@ -1,6 +1,6 @@
 """Faults from a seed, done to real processes: the run completes by itself, with the simulator's bits.
 
-``FEDFA_SCHEDULES=200 pytest -m slow tests/flower/test_fault_schedules_real.py`` runs 200 seeds; a failure names its seed.
+``FEDFA_SCHEDULES=200 pytest -m slow tests/flower/test_fault_schedules_real.py`` runs 200 seeds; failures name theirs.
 """
 
 from __future__ import annotations

@@ -47,11 +47,13 @@ class SuperLink:
             return GetNodesResponse(nodes=[NodeInfo(node_id=7, public_key=b"key")]).SerializeToString()
         if path == "pull-messages":
             response = PullAppMessagesResponse()
+            asked = PullAppMessagesRequest.FromString(body).message_ids
+            assert not (self._sent and asked), "Flower answers a second request with an error"
             if not self._sent:
                 self._sent = True
                 metadata = response.messages_list.add().metadata
                 metadata.message_id = self.tree.object_id
-                metadata.reply_to_message_id = PullAppMessagesRequest.FromString(body).message_ids[0]
+                metadata.reply_to_message_id = asked[0]
                 response.message_object_trees.append(self.tree)
             return response.SerializeToString()
         if path == "pull-object":
