@@ -178,3 +178,20 @@ def test_disks_do_not_fill_up(tmp_path: Path) -> None:
     (folder,) = (tmp_path / "state").iterdir()
     assert SiteState(tmp_path / "state", folder.name, 1).versions() == [3, 4, 5, 6]  # three checkpoints, and the last
     assert not list(folder.glob(".*"))
+
+
+def test_a_damaged_state_counts_as_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A flipped bit used to keep the site out for ever."""
+
+    def damaging(asked: Message, reply: Message) -> Message:
+        if round_and_client(asked) == (0, 2):
+            (file,) = (tmp_path / "state").rglob("site2.round1.safetensors")
+            content = bytearray(file.read_bytes())
+            content[-1] ^= 1
+            file.write_bytes(content)
+        return reply
+
+    with caplog.at_level("WARNING", "fedfa"):
+        flower = serve(tmp_path / "run", small_grid(tmp_path, damaging))
+    assert "lost its client state and started with empty state" in caplog.text
+    assert all(2 in record["cohort"] for record in timeless(flower))

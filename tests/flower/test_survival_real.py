@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -16,9 +19,12 @@ from fedfa.experiment.run import run
 from fedfa.flower import app_folder
 from fedfa.flower.operate.federation import LocalFederation
 from fedfa.flower.operate.local_deployment import LocalDeployment, as_run_config
+from fedfa.flower.operate.process_supervisor import descendants
 from fedfa.flower.operate.watched import RESTARTED
 from tests.flower import real
 from tests.flower.test_faults_real import command_of
+from tests.flower.test_up_processes import until
+from tests.processes import is_running
 
 pytest.importorskip("flwr")
 pytestmark = pytest.mark.federation
@@ -106,10 +112,26 @@ def test_a_local_deployment_completes_although_its_superlink_fails_in_mid_round(
     real.assert_same_tensors(out / "model.safetensors", here.directory / "model.safetensors")
 
 
+def test_nothing_outlives_a_supernode_whose_wrapper_is_killed(tmp_path: Path) -> None:
+    from fedfa.flower.environment import without_telemetry
+    from fedfa.flower.operate.watched import watched_command
+
+    with tempfile.TemporaryDirectory(prefix="fedfa-", ignore_cleanup_errors=True) as short:
+        command = [*watched_command("supernode"), "--insecure", "--superlink", "127.0.0.1:9", "--port", "0"]
+        wrapper = subprocess.Popen(
+            [sys.executable, "-m", "fedfa.flower.operate.fork_server", short, *command],
+            env={**without_telemetry(), "FLWR_HOME": str(tmp_path)},
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert until(lambda: len(descendants(wrapper.pid)) >= 2, 120)
+        children = [process.pid for process in descendants(wrapper.pid)]
+        wrapper.kill()
+        wrapper.wait(60)
+        assert until(lambda: not any(is_running(child) for child in children), 60)
+
+
 def kill_process(words: str) -> None:
     """Kill our own descendant whose command line has these words."""
-    from fedfa.flower.operate.process_supervisor import descendants
-
     found = [one.pid for one in descendants(os.getpid()) if words in command_of(one.pid)]
     assert found
     for process in found:
