@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -147,3 +148,25 @@ def test_no_network_writes_to_the_test_set(blobs: DataSet) -> None:
     engine, model = local_engine(experiment), experiment.state.model
     assert engine.evaluate(model, {}) == engine.evaluate(model, {})
     assert torch.equal(blobs.test.inputs, before)
+
+
+LISTENING = """
+import psutil
+from fedfa.engines.ray_cluster import Connection
+
+connection = Connection("local")
+for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+    for one in process.net_connections(kind="inet"):
+        if one.status == psutil.CONN_LISTEN:
+            print("listens", one.laddr.ip)
+connection.close()
+"""
+
+
+@pytest.mark.slow
+def test_a_cluster_for_this_process_alone_listens_on_the_loopback_interface_only() -> None:
+    pytest.importorskip("ray", reason="Ray is not installed")
+    done = subprocess.run([sys.executable, "-c", LISTENING], capture_output=True, text=True, timeout=300, check=True)
+    addresses = {line.split()[1] for line in done.stdout.splitlines() if line.startswith("listens")}
+    assert addresses
+    assert addresses <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}

@@ -114,16 +114,17 @@ from fedfa.flower import make_client_app, make_server_app
 
 def misbehave(message, context, call_next):
     import torch
-    from fedfa.flower.messages import array_of, tensor_of
+    from fedfa.flower.messages import pack, unpack
 
     reply = call_next(message, context)
     if context.node_config["partition-id"] != 2 or message.metadata.message_type != "train":
         return reply
-    contribution, result = reply.content["contribution"], reply.content["result"]
+    contribution, result = unpack(reply.content["contribution"]), reply.content["result"]
     name = next(name for name in contribution if name.startswith("fedavg/") and name.endswith("weight") and ":" in name)
-    value = tensor_of(contribution[name])
+    value = contribution[name]
     wrong = [value * torch.nan, value[:-1], value + 1e20, value][result["round"]]
-    contribution[name] = array_of(wrong)
+    contribution[name] = wrong
+    reply.content["contribution"] = pack(contribution)
     if result["round"] == 3:
         result["round"] = 1
     return reply

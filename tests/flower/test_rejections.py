@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Array, Error, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
 
 from fedfa.engines.engine import Engine
 from fedfa.errors import FederationError
 from fedfa.experiment.experiment import Experiment
 from fedfa.experiment.files import load_tensors
-from fedfa.flower.messages import NUMPY, array_of, tensor_of
+from fedfa.flower.messages import PACKED, pack, unpack
 from fedfa.learning.client import ClientResult, RoundPlan
-from fedfa.learning.tensors import ComponentTensors
+from fedfa.learning.tensors import ComponentTensors, Tensors
 from tests.experiment.run_toys import equal_tensors, timeless
 from tests.flower.loopback import LoopbackGrid, Tamper, round_and_client
 from tests.flower.small_sites import serve, simulate, small_grid
@@ -39,12 +39,19 @@ def spoiling(change: Callable[[Message], None], site: int = BAD_SITE, round: int
     return tamper
 
 
-def array(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Message], None]:
+def contribution(change: Callable[[Tensors], object]) -> Callable[[Message], None]:
+    """Change the tensors of the contribution."""
+
     def spoil(reply: Message) -> None:
-        contribution = reply.content.array_records["contribution"]
-        contribution[name] = array_of(change(tensor_of(contribution[name])))
+        tensors = unpack(reply.content.array_records["contribution"])
+        change(tensors)
+        reply.content["contribution"] = pack(tensors)
 
     return spoil
+
+
+def array(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Message], None]:
+    return contribution(lambda tensors: tensors.update({name: change(tensors[name])}))
 
 
 def value(name: str, to: object) -> Callable[[Message], None]:
@@ -54,12 +61,8 @@ def value(name: str, to: object) -> Callable[[Message], None]:
     return spoil
 
 
-def put(name: str, array: Array) -> Callable[[Message], None]:
-    return lambda reply: reply.content.array_records["contribution"].__setitem__(name, array)
-
-
 def drop(name: str) -> Callable[[Message], None]:
-    return lambda reply: reply.content.array_records["contribution"].__delitem__(name)
+    return contribution(lambda tensors: tensors.pop(name))
 
 
 def weightless_but_huge(reply: Message) -> None:
@@ -83,34 +86,31 @@ BAD = {
     "dtype": (array(WEIGHT, torch.Tensor.double), "is torch.float64, not torch.float32"),
     "counter as float32": (array("scaffold/model:norm.num_batches_tracked", torch.Tensor.float), "not torch.float64"),
     "missing tensor": (drop(WEIGHT), "lacks out.weight"),
-    "extra tensor": (
-        lambda reply: reply.content.array_records["contribution"].update(
-            {"scaffold/model:x": array_of(torch.zeros(1))}
-        ),
-        "unknown tensor 'x'",
-    ),
-    "extra group": (
-        put("x/y#weight", array_of(torch.zeros(()))),
-        "unknown groups x/y",
-    ),
+    "extra tensor": (contribution(lambda t: t.update({"scaffold/model:x": torch.zeros(1)})), "unknown tensor 'x'"),
+    "extra group": (contribution(lambda t: t.update({"x/y#weight": torch.zeros(())})), "unknown groups x/y"),
     "weightless": (drop("scaffold/model#weight"), "has no weight"),
     "negative weight": (array("scaffold/model#weight", lambda w: -w), "negative"),
     "huge weight": (array("scaffold/model#weight", lambda w: w * 1e6), "more than its"),
     "weight of another shape": (array("scaffold/model#weight", lambda w: w.expand(4, 1)), "the weight of"),
     "huge norm": (array(WEIGHT, lambda t: t + 1e6), "federation.norm_limit"),
-    "huge norm without weight": (weightless_but_huge, "norm of scaffold/model is inf"),
+    "huge norm without weight": (weightless_but_huge, "has sums without weight"),
     "old round": (value("round", 0), "it belongs to round 1, not 2"),
     "other run": (value("run", "00" * 16), "another run"),
     "other client": (value("client", 0), "is from client 0, but the plan went to"),
     "more samples than announced": (value("sample_steps", 10**6), "a client with 60 samples makes"),
     "fewer steps": (value("steps", 1), "makes 4 over 60"),
     "not a number": (value("steps", "many"), "not of type int"),
-    "not an array": (
-        lambda reply: reply.content.array_records["contribution"].update(
-            {WEIGHT: Array("float32", (4, 8), NUMPY, b"?")}
+    "not packed": (
+        lambda reply: reply.content.__setitem__(
+            "contribution", ArrayRecord({PACKED: Array("uint8", (1,), PACKED, b"?")})
         ),
-        "NumPy's format",
+        "the manifest of the tensors is not valid",
     ),
+    "thousands of records": (
+        lambda reply: reply.content.update({f"more{number}": ConfigRecord() for number in range(5000)}),
+        "the reply has 5002 records, not 2",
+    ),
+    "a forged line": (value("run", "x\nround 2: all is well\x1b[2J" + "y" * 10**6), "another run.*characters"),
     "empty": (lambda reply: reply.content.clear(), "no record 'result'"),
 }
 

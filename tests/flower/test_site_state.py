@@ -107,7 +107,7 @@ def test_a_repeated_message_gives_the_same_reply(tmp_path: Path) -> None:
     grid.tamper = tamper
     serve(tmp_path / "run", grid)
     asked, first = replies[-1]
-    assert asked.content.config_records["plan"]["versions"] == [2]
+    assert asked.content.config_records["plan"]["versions"] == [1, 2]  # 1: the run may be rolled back
     context = Context(1, 5, grid.sites[asked.metadata.dst_node_id], RecordDict(), grid.run_config)
     second = CLIENT(through_the_wire(asked), context)
     for group, entry in decode_result(second.content).result.contribution.items():
@@ -176,5 +176,22 @@ def test_a_finished_run_can_be_extended(tmp_path: Path) -> None:
 def test_disks_do_not_fill_up(tmp_path: Path) -> None:
     serve(tmp_path / "run", small_grid(tmp_path), rounds=6)
     (folder,) = (tmp_path / "state").iterdir()
-    assert SiteState(tmp_path / "state", folder.name, 1).versions() == [5, 6]
+    assert SiteState(tmp_path / "state", folder.name, 1).versions() == [3, 4, 5, 6]  # three checkpoints, and the last
     assert not list(folder.glob(".*"))
+
+
+def test_a_damaged_state_counts_as_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A flipped bit used to keep the site out for ever."""
+
+    def damaging(asked: Message, reply: Message) -> Message:
+        if round_and_client(asked) == (0, 2):
+            (file,) = (tmp_path / "state").rglob("site2.round1.safetensors")
+            content = bytearray(file.read_bytes())
+            content[-1] ^= 1
+            file.write_bytes(content)
+        return reply
+
+    with caplog.at_level("WARNING", "fedfa"):
+        flower = serve(tmp_path / "run", small_grid(tmp_path, damaging))
+    assert "lost its client state and started with empty state" in caplog.text
+    assert all(2 in record["cohort"] for record in timeless(flower))

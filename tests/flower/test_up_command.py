@@ -17,7 +17,8 @@ from fedfa.experiment.config import Config
 from fedfa.flower.config import RunConfig
 from fedfa.flower.operate.federation import LocalFederation
 from fedfa.flower.operate.keys import make_node_key, make_server_keys
-from fedfa.flower.operate.local_deployment import LocalDeployment, _exclusive, as_run_config, federation_config_of
+from fedfa.flower.operate.local_deployment import LocalDeployment, _exclusive, app_config_of, as_run_config
+from fedfa.flower.operate.new_app import write_app
 
 FEDFA = str(Path(sys.executable).parent / "fedfa")
 
@@ -51,11 +52,19 @@ def test_a_second_local_deployment_in_the_same_directory_is_an_error(tmp_path: P
 
 def test_a_missing_app_and_an_unknown_federation_key_are_errors(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no Flower app"):
-        federation_config_of(tmp_path)
+        app_config_of(tmp_path)
     (tmp_path / "pyproject.toml").write_text("[tool.flwr.app.config.federation]\nquorum = 0.9\n")
-    assert federation_config_of(tmp_path) == {"quorum": 0.9}
+    assert app_config_of(tmp_path)["federation"] == {"quorum": 0.9}
     with pytest.raises(ConfigError, match=r"unknown key federation.quorun.*did you mean 'quorum'"):
         LocalDeployment(tmp_path, tmp_path / "out", federation={"quorun": 0.5}).run()
+
+
+def test_a_wrong_setting_of_a_custom_app_is_an_error_before_anything_starts(tmp_path: Path) -> None:
+    write_app(tmp_path / "app")
+    wrong = LocalDeployment(tmp_path / "app", tmp_path / "out", run_config={"settings": "local.lrr=0.1"})
+    with pytest.raises(ConfigError, match=r"unknown key local.lrr"):
+        wrong.run()
+    assert not (tmp_path / "out").exists()
 
 
 def test_keys_are_private_verify_and_are_never_overwritten(tmp_path: Path) -> None:

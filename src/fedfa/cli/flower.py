@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -113,26 +115,53 @@ def new(folder: Annotated[Path, typer.Argument(help="A directory that does not e
     )
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
-def supernode(context: typer.Context) -> None:
-    """Run Flower's `flower-supernode` with the options that follow, with a fork server and without telemetry.
+_PASSED_ON: dict[str, Any] = {
+    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+}
+"""A command whose options are Flower's."""
 
-    The fork server has all imports done, so messages are handled without seconds of process start.
+
+@app.command(**_PASSED_ON)
+def supernode(context: typer.Context) -> None:
+    """Run Flower's `flower-supernode` with the options that follow: watched, with a fork server, without telemetry.
+
+    It is started again when it has lost its connection. The fork server has all imports done, so messages are handled
+    without seconds of process start.
     """
-    import os
-    import sys
     import tempfile
 
-    from fedfa.flower.environment import without_telemetry
-    from fedfa.flower.operate.federation import flower_command
     from fedfa.flower.operate.fork_server import can_fork
 
-    command = [flower_command("flower-supernode"), *context.args]
-    if not can_fork() or not context.args or {"--help", "-h", "--version", "-V"} & set(context.args):
-        os.execve(command[0], command, without_telemetry())
-    directory = tempfile.mkdtemp(prefix="fedfa-")
-    server = [sys.executable, "-m", "fedfa.flower.operate.fork_server", directory, *command]
-    os.execve(server[0], server, without_telemetry())
+    command = _flower_command("supernode", context.args)
+    if can_fork() and "fedfa.flower.operate.watched" in command:
+        directory = tempfile.mkdtemp(prefix="fedfa-")
+        command = [sys.executable, "-m", "fedfa.flower.operate.fork_server", directory, *command]
+    os.execve(command[0], command, _environment())
+
+
+@app.command(**_PASSED_ON)
+def superlink(context: typer.Context) -> None:
+    """Run Flower's `flower-superlink` with the options that follow: watched, without telemetry.
+
+    It is started again when a part of it has ended, and waits longer for its database.
+    """
+    command = _flower_command("superlink", context.args)
+    os.execve(command[0], command, _environment())
+
+
+def _flower_command(name: str, options: list[str]) -> list[str]:
+    """Flower's command, watched unless it is only asked for its options."""
+    from fedfa.flower.operate.federation import flower_command
+    from fedfa.flower.operate.watched import watched_command
+
+    only_asks = not options or {"--help", "-h", "--version", "-V"} & set(options)
+    return [*([flower_command(f"flower-{name}")] if only_asks else watched_command(name)), *options]
+
+
+def _environment() -> dict[str, str]:
+    from fedfa.flower.environment import without_telemetry
+
+    return without_telemetry()
 
 
 @app.command()

@@ -94,8 +94,9 @@ class Connection:
 
     def _connect(self, address: str) -> None:
         options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")  # else a dead node is reported on a page of warnings
         try:
-            with _own_signals(), warnings.catch_warnings():
+            with _own_signals(), _loopback_only(address == "local"), warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # about GPUs, which are not used
                 self.ray.init(address=address, logging_level=logging.ERROR, **options)
         except ConnectionError as error:
@@ -139,6 +140,29 @@ def _probe(host: str, port: int) -> None:
         raise ClusterError(f"{problem} ({error.strerror or error}); {hint}") from None
     if len(reply) < 9 or reply[3] != _SETTINGS_FRAME:
         raise ClusterError(f"{problem}: another program does; {hint}")
+
+
+@contextmanager
+def _loopback_only(wanted: bool) -> Iterator[None]:
+    """Have a cluster that starts meanwhile listen on this machine's loopback interface only.
+
+    Ray has one switch for it, meant for systems on which it supports no clusters; its own processes read the variable.
+    """
+    if not wanted:
+        yield
+        return
+    from ray._private import ray_constants
+
+    name, before = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, ray_constants.ENABLE_RAY_CLUSTER
+    variable = os.environ.get(name)
+    ray_constants.ENABLE_RAY_CLUSTER, os.environ[name] = False, "0"
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+        os.environ.pop(name)
+        if variable is not None:
+            os.environ[name] = variable
 
 
 @contextmanager

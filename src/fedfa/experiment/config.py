@@ -38,9 +38,9 @@ _NO_EFFECT: JsonDict = {"affects_result": False}
 
 
 class Section(BaseModel):
-    """Base of the sections: frozen, unknown keys refused."""
+    """Base of the sections: frozen; unknown keys, infinities and NaN refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class DataConfig(Section):

@@ -175,6 +175,7 @@ def read_run(path: Path, group: str = "") -> RecordedRun:
         config_error = str(error)
     directory = RunDirectory(path)
     try:
+        directory.check_config()
         metrics = directory.metrics()
         for record in metrics:
             _check_record(record)

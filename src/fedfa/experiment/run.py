@@ -56,6 +56,7 @@ def run(
     callbacks: Sequence[Callback] = (),
     watch: Watcher | None = None,
     experiment: Callable[[Config], Experiment] | None = None,
+    checkpoints: int = 1,
 ) -> RunResult:
     """Train, evaluate and record everything in a run directory.
 
@@ -70,6 +71,7 @@ def run(
         callbacks: Called after each round with the experiment and the record, before the record is written.
         watch: Called after each round with its record, once it is written.
         experiment: Builds the experiment in another way (another engine); model and data are then its own.
+        checkpoints: How many checkpoints to keep.
 
     Raises:
         FedfaError: With what is wrong and what to do.
@@ -81,7 +83,7 @@ def run(
         >>> sorted(result.metrics[0])[:3]
         ['accuracy', 'bytes_down', 'bytes_up']
     """
-    directory = RunDirectory(Path(out))
+    directory = RunDirectory(Path(out), checkpoints)
     config = with_own(config, model, data)
     exists = (directory.path / "config.toml").exists()
     try:

@@ -6,7 +6,8 @@
 ``preprocessing.json``  how raw inputs become what the network reads; the names of the classes
 ``metrics.jsonl``     one object per round
 ``summary.json``      the result, once the run is finished
-``checkpoint.safetensors``  the server's state after the last saved round
+``checkpoint.safetensors``  the server's state after the last saved round (``checkpoint.1.safetensors`` …: older ones,
+                      where they are kept)
 ``clients/``          client state, one file per client and version
 ``diagnostics.jsonl``, ``diagnostics/``  measurements and stored features (see :mod:`fedfa.diagnostics`)
 ``model.safetensors``, ``server.safetensors``  the final model; the final state of the server (anchors …)
@@ -14,7 +15,8 @@
 
 A checkpoint is the commit point. Clients' files are written before it under new names and deleted after it, and the
 metrics (and diagnostics) are cut back to it on resume, so a run that was killed at any moment continues from a
-consistent state.
+consistent state. Every file carries a digest of itself, or the checkpoint and the summary carry one of it: what was
+changed since is refused, not continued from. Directories of earlier releases have no digests and stay readable.
 """
 
 from __future__ import annotations
@@ -35,11 +37,15 @@ from fedfa.errors import RunError
 from fedfa.experiment.config import Config, read_toml
 from fedfa.experiment.files import (
     append_line,
+    digest_of,
     load_tensors,
+    read_json,
     read_lines,
+    read_notes,
     save_tensors,
     settle,
     write_atomically,
+    write_json,
     write_lines,
 )
 from fedfa.learning.round import ServerState
@@ -51,6 +57,10 @@ _FILES = (
     "config.toml", "origin.json", "preprocessing.json", "metrics.jsonl", "summary.json", "checkpoint.safetensors",
     "model.safetensors", "server.safetensors", "diagnostics.jsonl", "insight.jsonl",
 )  # fmt: skip
+_RECORD = "record"
+"""Name of the note of a checkpoint, and of the value in a summary, that says what the record was: length and digest of
+each file of JSON lines."""
+_CONFIG_DIGEST = "# digest of what follows: "
 _RESULT = ("final_accuracy", "best_accuracy", "last10_accuracy", "rounds")
 """What every summary has."""
 
@@ -60,14 +70,18 @@ class _InUseError(RunError):
 
 
 class RunDirectory:
-    """Reads and writes one run directory; holds a lock on it while a run writes."""
+    """Reads and writes one run directory; holds a lock on it while a run writes.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Args:
+        path: The directory.
+        checkpoints: How many checkpoints to keep; with more than one, :meth:`roll_back` can return to an earlier one.
+    """
+
+    def __init__(self, path: Path, checkpoints: int = 1) -> None:
+        self.path, self._checkpoints = path, checkpoints
         self.diagnostics = DiagnosticsRecords(path)
         self._versions: dict[int, int] = {}
         self._unsaved: dict[int, int] = {}
-        self._obsolete: list[Path] = []
         self._lock: FileLock | None = None
         self.client_states = StoredClientStates(self)
         """Client state in this directory."""
@@ -93,7 +107,7 @@ class RunDirectory:
             self._delete_run()
         self._cut_metrics(0)
         (self.path / "origin.json").unlink(missing_ok=True)
-        write_atomically(self.path / "config.toml", config.to_toml())
+        self._write_config(config)
 
     def check_writable(self, *, overwrite: bool) -> None:
         """Refuse a directory that holds a run, unless it may be replaced.
@@ -135,10 +149,7 @@ class RunDirectory:
             leftover.unlink(missing_ok=True)
         state = self.saved()
         if state is not None or self.summary() is None:
-            current = {self._client_file(client, version) for client, version in self._versions.items()}
-            for file in (self.path / "clients").glob("*.safetensors"):
-                if file not in current:
-                    file.unlink()
+            self._prune()
         if self.summary() is None:  # the record of a final pass comes after the last checkpoint and stays
             self._cut_metrics(0 if state is None else state.round)
         return state
@@ -153,31 +164,77 @@ class RunDirectory:
         if not checkpoint.exists():
             return None
         tensors = load_tensors(checkpoint)
-        self._versions = {int(client): int(version) for client, version in tensors.pop(_CLIENTS).tolist()}
-        return _with_current_names(ServerState.from_tensors(tensors))
+        try:
+            self._versions = {int(client): int(version) for client, version in tensors.pop(_CLIENTS).tolist()}
+            state = _with_current_names(ServerState.from_tensors(tensors))
+        except (KeyError, ValueError, TypeError) as error:
+            raise RunError(f"{checkpoint} is damaged ({type(error).__name__}: {error}); put back a copy") from None
+        if (marks := read_notes(checkpoint).get(_RECORD)) is not None:
+            self._check_marks(marks)
+        return state
+
+    def roll_back(self) -> int | None:
+        """Return to the checkpoint before the last one: its round, or None if there is no earlier one."""
+        if not self._older(1).exists():
+            return None
+        self._acquire()
+        try:
+            for number in range(1, self._checkpoints):
+                if self._older(number).exists():
+                    self._older(number).replace(self._older(number - 1))
+        finally:
+            self.close()
+        state = self.saved()
+        return None if state is None else state.round
 
     def config(self) -> Config:
-        """The config the run was started with."""
+        """The config the run was started with.
+
+        Raises:
+            RunError: There is no run, or the file was changed.
+        """
         path = self.path / "config.toml"
         if not path.exists():
             reason = "no config.toml" if self.path.is_dir() else "there is no such directory"
             raise RunError(f"{self.path} holds no run ({reason})")
+        self.check_config()
         recorded = read_toml(path)
         # A record is complete. Before there was a choice, the size of a cohort was rounded to the nearest number.
-        recorded["cohort"] = {"rounding": "nearest", **recorded.get("cohort", {})}
+        if isinstance(cohort := recorded.setdefault("cohort", {}), dict):
+            cohort.setdefault("rounding", "nearest")
         return Config.resolve(recorded)
+
+    def check_config(self) -> None:
+        """Refuse a config that was changed after the run was started; one of an earlier release has no digest.
+
+        Raises:
+            RunError: It was changed.
+        """
+        path = self.path / "config.toml"
+        first, _, rest = path.read_bytes().partition(b"\n")
+        marked = first.startswith(_CONFIG_DIGEST.encode())
+        checkpoint = self._older(0)
+        expected = marked or (checkpoint.exists() and _RECORD in read_notes(checkpoint))
+        if expected and first != (_CONFIG_DIGEST + digest_of(rest)).encode():
+            raise RunError(
+                f"{path} was changed after the run was started; restore it, or start another run with this file: "
+                f"fedfa run {path} --out ANOTHER"
+            )
+
+    def _write_config(self, config: Config) -> None:
+        text = config.to_toml()
+        write_atomically(self.path / "config.toml", f"{_CONFIG_DIGEST}{digest_of(text)}\n{text}")
 
     def origin(self) -> dict[str, str]:
         """Fingerprints of what the run depends on besides its config; empty before they are recorded."""
         path = self.path / "origin.json"
-        recorded: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        return recorded
+        return read_json(path) if path.exists() else {}
 
     def check_origin(self, origin: dict[str, str]) -> None:
         """Record fingerprints of what the run depends on besides its config; on resume, refuse others."""
         path = self.path / "origin.json"
         if not path.exists():
-            write_atomically(path, json.dumps(origin, indent=2) + "\n")
+            write_json(path, origin)
             return
         recorded = self.origin()
         if changed := [
@@ -212,7 +269,7 @@ class RunDirectory:
         """Record a config with more rounds than are done; the result of the shorter run is void."""
         (self.path / "summary.json").unlink(missing_ok=True)  # first: with it, the run would count as finished
         self._cut_metrics(done)
-        write_atomically(self.path / "config.toml", config.to_toml())
+        self._write_config(config)
 
     def append_metrics(self, record: dict[str, Any]) -> None:
         """Add a round's record; it is safe from a power failure from the next checkpoint on."""
@@ -235,19 +292,38 @@ class RunDirectory:
     def checkpoint(self, state: ServerState) -> None:
         """Commit the state after a round."""
         self._settle()
-        self._obsolete = [self._client_file(c, self._versions[c]) for c in self._unsaved if c in self._versions]
         self._versions |= self._unsaved
         self._unsaved = {}
         versions = torch.tensor(sorted(self._versions.items()), dtype=torch.int64).reshape(-1, 2)
-        save_tensors(self.path / "checkpoint.safetensors", {**state.to_tensors(), _CLIENTS: versions})
-        current = {self._client_file(c, v) for c, v in self._versions.items()} if self._obsolete else set()
-        for file in self._obsolete:
-            if file not in current:
+        self._keep_older()
+        notes = {_RECORD: json.dumps(self._marks())}
+        save_tensors(self._older(0), {**state.to_tensors(), _CLIENTS: versions}, notes)
+        self._prune()
+
+    def _keep_older(self) -> None:
+        """Move older checkpoints one place on; at any moment the last one is in its place."""
+        if self._checkpoints == 1 or not self._older(0).exists():
+            return
+        for number in range(self._checkpoints - 1, 1, -1):
+            if self._older(number - 1).exists():
+                self._older(number - 1).replace(self._older(number))
+        self._older(1).unlink(missing_ok=True)
+        shutil.copy2(self._older(0), self._older(1))
+
+    def _prune(self) -> None:
+        """Delete client state that no checkpoint names."""
+        named = dict.fromkeys(self._client_file(*entry) for entry in self._versions.items())
+        for number in range(1, self._checkpoints):
+            if self._older(number).exists():
+                entries = load_tensors(self._older(number), only=_CLIENTS)[_CLIENTS].tolist()
+                named |= dict.fromkeys(self._client_file(client, version) for client, version in entries)
+        for file in (self.path / "clients").glob("*.safetensors"):
+            if file not in named:
                 file.unlink(missing_ok=True)
 
     def write_preprocessing(self, preprocessing: Preprocessing) -> None:
         """Store how raw inputs become what the network reads."""
-        write_atomically(self.path / "preprocessing.json", json.dumps(preprocessing.to_dict(), indent=2) + "\n")
+        write_json(self.path / "preprocessing.json", preprocessing.to_dict())
 
     def write_model(self, state: ServerState) -> None:
         """Store the model and the server state as they are now."""
@@ -258,7 +334,7 @@ class RunDirectory:
         """Write the result; ``summary.json`` last, so that its presence means that the run is complete."""
         self._settle()
         self.write_model(state)
-        write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+        write_json(self.path / "summary.json", {**summary, _RECORD: self._marks()})
 
     # -- reading ----------------------------------------------------------------------------------------------
     def metrics(self) -> list[dict[str, Any]]:
@@ -275,17 +351,18 @@ class RunDirectory:
         if not path.exists():
             return None
         try:
-            summary = _current_names(json.loads(path.read_text(encoding="utf-8")))
+            summary = _current_names(read_json(path))
             if missing := [name for name in _RESULT if name not in summary]:
-                raise ValueError(f"{missing[0]} is missing")
-        except (ValueError, TypeError) as error:  # JSON's and Unicode's errors are ValueErrors; a number has no names
-            raise RunError(f"{path} is damaged ({error}); delete it and resume the run, which writes it anew") from None
+                raise RunError(f"{path} is damaged ({missing[0]} is missing)")
+        except RunError as error:
+            raise RunError(f"{error}, or delete it and resume the run, which writes it anew") from None
+        self._check_marks(summary.pop(_RECORD, {}))
         return summary
 
     def preprocessing(self) -> Preprocessing | None:
         """How raw inputs become what the network reads; None in directories of releases before 0.2."""
         path = self.path / "preprocessing.json"
-        return Preprocessing.from_dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+        return Preprocessing.from_dict(read_json(path)) if path.exists() else None
 
     def final_state(self) -> ServerState | None:
         """The server state at the end of the run; None while it is not finished."""
@@ -304,6 +381,31 @@ class RunDirectory:
     def _client_file(self, client: int, version: int) -> Path:
         return self.path / "clients" / f"{client}.round{version}.safetensors"
 
+    def _older(self, number: int) -> Path:
+        """The last checkpoint but this many."""
+        return self.path / (f"checkpoint.{number}.safetensors" if number else "checkpoint.safetensors")
+
+    def _marks(self) -> dict[str, str]:
+        """Length and digest of each file of JSON lines as it is now."""
+        files = [self.path / "metrics.jsonl", self.diagnostics.lines]
+        contents = {file.name: file.read_bytes() for file in files if file.exists()}
+        return {name: f"{len(content)}:{digest_of(content)}" for name, content in contents.items()}
+
+    def _check_marks(self, marks: str | dict[str, str]) -> None:
+        """Refuse files of JSON lines that do not begin as they were.
+
+        Raises:
+            RunError: One was changed or cut.
+        """
+        try:
+            for name, mark in (json.loads(marks) if isinstance(marks, str) else marks).items():
+                length, digest = mark.split(":")
+                path = self.path / Path(name).name
+                if not path.exists() or digest_of(path.read_bytes()[: int(length)]) != digest:
+                    raise RunError(f"{path} was changed or cut after it was recorded; put back a copy")
+        except (ValueError, AttributeError) as error:
+            raise RunError(f"the digests in {self.path} are damaged ({error}); put back a copy") from None
+
     def _settle(self) -> None:
         settle(self.path / "metrics.jsonl")
         settle(self.diagnostics.lines)
@@ -313,8 +415,8 @@ class RunDirectory:
         self.diagnostics.cut(rounds)
 
     def _delete_run(self) -> None:
-        for name in _FILES:
-            (self.path / name).unlink(missing_ok=True)
+        for file in [*(self.path / name for name in _FILES), *self.path.glob("checkpoint.*.safetensors")]:
+            file.unlink(missing_ok=True)
         for name in ("clients", "diagnostics", "insight"):
             shutil.rmtree(self.path / name, ignore_errors=True)
         (self.path / "clients").mkdir()
@@ -353,8 +455,6 @@ class StoredClientStates:
 
 def _current_names(record: dict[str, Any]) -> dict[str, Any]:
     """A record or summary with today's names in place of those of releases before 0.2."""
-    if not isinstance(record, dict):
-        raise TypeError("not a JSON object")
     renamed = {"survey": "final_pass", "accuracy_before_survey": "accuracy_before_final_pass"}
     return {renamed.get(name, name): value for name, value in record.items()}
 

@@ -3,6 +3,9 @@
 The server learns what an update must look like by acting as a client: it makes one local step on dummy samples with the
 round's own plan, through the same local loop as the sites. Names, shapes and dtypes of the result are the *spec* that
 every update must match. No algorithm has to describe itself, so custom components are checked like built-in ones.
+
+What one site can do is bounded: the norm of every mean that it sends, the weight by its samples, sums without weight to
+zero, and its share of the cohort's samples (:func:`limit_share`).
 """
 
 from __future__ import annotations
@@ -15,27 +18,76 @@ import torch
 from torch import Tensor
 
 from fedfa.flower.messages import BadMessageError, SiteResult
-from fedfa.learning.aggregate import WeightedSum
+from fedfa.learning.aggregate import Contribution, WeightedSum
 from fedfa.learning.algorithm import Algorithm
 from fedfa.learning.client import ClientTrainer, RoundPlan
 from fedfa.learning.tensors import first_non_finite
 
 _SAMPLES = 4
 """Enough for BatchNorm."""
+_OTHERS_FACTOR = 1e4
+"""How far the norm of a mean that is not the model's update may exceed every scale that the server knows. Generous,
+because squares of features (CCVR) are among them: it stops values that end a training, not subtle ones."""
 
 
 @dataclass(frozen=True)
 class GroupSpec:
-    """Names, shapes and dtypes of one group of weighted sums, and the shape of its weight."""
+    """Names, shapes and dtypes of one group of weighted sums, the shape of its weight, and the norm of its mean."""
 
     tensors: Mapping[str, tuple[torch.Size, torch.dtype]]
     weight: torch.Size
+    norm: float
 
     @classmethod
     def of(cls, entry: WeightedSum) -> GroupSpec:
         """Spec of these sums."""
         tensors = {name: (value.shape, value.dtype) for name, value in entry.tensors.items()}
-        return cls(tensors, entry.weight.shape)
+        return cls(tensors, entry.weight.shape, norm_of_mean(entry))
+
+
+def norm_of_mean(entry: WeightedSum) -> float:
+    """L2 norm of the mean that weighted sums stand for.
+
+    Example:
+        >>> norm_of_mean(WeightedSum.of({"a": torch.tensor([3.0, 4.0])}, 7))
+        5.0
+    """
+    divisor = torch.where(entry.weight == 0, 1.0, entry.weight).double()
+    return _norm({name: value.double() / divisor for name, value in entry.tensors.items()})
+
+
+def _norm(tensors: Mapping[str, Tensor]) -> float:
+    return math.sqrt(sum(float(value.double().square().sum()) for value in tensors.values()))
+
+
+def limit_share(contribution: Contribution, samples: int, others: int, share: float) -> tuple[Contribution, float]:
+    """The contribution of a site, with weights as if it had no more than this share of the cohort's samples.
+
+    Args:
+        contribution: What the site sent; means stay as they are.
+        samples: Number of samples of the site.
+        others: Number of samples of the other sites of the cohort.
+        share: Largest share of the total.
+
+    Returns:
+        The contribution, and the factor by which its weights were reduced.
+
+    Example:
+        >>> limited, factor = limit_share({"a/b": WeightedSum.of({"x": torch.ones(1)}, 90)}, 90, 30, 0.5)
+        >>> limited["a/b"].weight, limited["a/b"].tensors["x"], round(factor, 3)
+        (tensor(30.), tensor([30.]), 0.333)
+    """
+    most = others * share / (1 - share) if share < 1 else math.inf
+    if samples <= most or not others:
+        return contribution, 1.0
+    factor = most / samples
+    # Weights that do not count samples (one per client) are bounded already.
+    return {
+        group: WeightedSum({name: value * factor for name, value in entry.tensors.items()}, entry.weight * factor)
+        if float(entry.weight.sum()) >= min(samples, 2)
+        else entry
+        for group, entry in contribution.items()
+    }, factor
 
 
 ContributionSpec = Mapping[str, GroupSpec]
@@ -43,11 +95,14 @@ ContributionSpec = Mapping[str, GroupSpec]
 
 
 class _DummySamples:
-    """A few zero inputs."""
+    """A few inputs of the scale of normalised data."""
 
     def __init__(self, example: Tensor, num_classes: int) -> None:
         self.size = _SAMPLES
-        self.x = torch.zeros(_SAMPLES, *example.shape[1:], dtype=example.dtype)
+        shape = (_SAMPLES, *example.shape[1:])
+        draw = torch.Generator().manual_seed(0)
+        self.x = torch.randn(shape, generator=draw) if example.is_floating_point() else torch.zeros(shape)
+        self.x = self.x.to(example.dtype)
         self.y = torch.arange(_SAMPLES) % num_classes
         self.label_counts = torch.bincount(self.y, minlength=num_classes)
 
@@ -62,11 +117,22 @@ def contribution_spec(trainer: ClientTrainer, plan: RoundPlan, example: Tensor) 
         trainer: The server's own copy of network and algorithm; its weights are overwritten.
         plan: The round's plan.
         example: A batch of network inputs; only the shape and dtype matter.
+
+    Raises:
+        ClientError: No client can train from here: values are not finite.
     """
-    one_step = plan.local.model_copy(update={"epochs": 1, "batch_size": _SAMPLES, "drop_last": False, "steps": None})
+    # A tiny step: one that diverges tells of the plan, not of the dummy samples.
+    tiny = {"epochs": 1, "batch_size": _SAMPLES, "drop_last": False, "steps": None, "lr": 1e-6}
+    one_step = plan.local.model_copy(update=tiny)
     data = _DummySamples(example, trainer.model.num_classes)
     result = trainer.train(replace(plan, local=one_step), 0, data, {})
     return {group: GroupSpec.of(entry) for group, entry in result.contribution.items()}
+
+
+def spec_nbytes(spec: ContributionSpec) -> int:
+    """Bytes of the tensors of a contribution."""
+    shapes = [one for group in spec.values() for one in [*group.tensors.values(), (group.weight, torch.float64)]]
+    return sum(shape.numel() * dtype.itemsize for shape, dtype in shapes)
 
 
 @dataclass(frozen=True)
@@ -78,7 +144,7 @@ class UpdateValidator:
     spec: ContributionSpec
     algorithm: Algorithm
     norm_limit: float
-    """Largest L2 norm of the base component's mean update."""
+    """Largest L2 norm of the base component's mean update; infinite: no limit on any norm."""
 
     def check(self, reply: SiteResult, client: int, samples: int) -> None:
         """Reject an update that this client cannot have sent in this round.
@@ -104,8 +170,7 @@ class UpdateValidator:
         largest_weight = max(1, samples, reply.result.sample_steps)
         for group, entry in contribution.items():
             self._check_group(group, entry, largest_weight)
-            if group.startswith(base):
-                self._check_norm(group, entry)
+            self._check_norm(group, entry, is_base=group.startswith(base))
 
     def _check_work(self, reply: SiteResult, samples: int) -> None:
         """Steps and processed samples follow from the plan and the number of samples."""
@@ -140,15 +205,19 @@ class UpdateValidator:
                 f"the weight of {group} is {float(weight.sum()):g}, more than its {largest_weight} samples"
             )
 
-    def _check_norm(self, group: str, entry: WeightedSum) -> None:
-        squares = sum(float(value.double().square().sum()) for value in entry.tensors.values())
-        weight = float(entry.weight.double().max())
+    def _check_norm(self, group: str, entry: WeightedSum, *, is_base: bool) -> None:
         # Sums with zero weight are aggregated too, so they must be zero.
-        norm = math.sqrt(squares) / weight if weight else math.inf if squares else 0.0
-        if norm > self.norm_limit:
-            raise BadMessageError(
-                f"the norm of {group} is {norm:.4g}, more than {self.norm_limit:g} (federation.norm_limit)"
-            )
+        for name, value in entry.tensors.items():
+            if bool(((entry.weight == 0) & (value != 0)).any()):
+                raise BadMessageError(f"{group}:{name} has sums without weight")
+        norm, limit = norm_of_mean(entry), self.norm_limit
+        if not is_base and math.isfinite(limit):
+            own = self.spec[group].norm
+            known = (1.0, own if math.isfinite(own) else 1.0, _norm(self.plan.model))
+            component = self.plan.broadcast.get(group.split("/", 1)[0], {})
+            limit = _OTHERS_FACTOR * max(*known, _norm(component))
+        if not norm <= limit:
+            raise BadMessageError(f"the norm of {group} is {norm:.4g}, more than {limit:g} (federation.norm_limit)")
 
 
 def resolve_norm_limit(configured: float, model: Mapping[str, Tensor]) -> float:
@@ -160,4 +229,4 @@ def resolve_norm_limit(configured: float, model: Mapping[str, Tensor]) -> float:
     """
     if configured:
         return configured
-    return 100 * max(1.0, math.sqrt(sum(float(value.double().square().sum()) for value in model.values())))
+    return 100 * max(1.0, _norm(model))

@@ -181,13 +181,16 @@ def _state(instruction: Instruction, context: Context) -> SiteState:
 
 
 def _load_client_state(state: SiteState, instruction: Instruction) -> tuple[ComponentTensors, bool]:
-    """Load the current version of the client state; the flag tells whether it should exist but does not."""
+    """Load the current version of the client state; the flag tells whether it is missing or damaged."""
     if not instruction.versions:
         return {}, False
-    client_state = state.load(instruction.versions[-1])
-    if client_state is not None:
-        return client_state, False
     problem = f"the client state of round {instruction.versions[-1]} is missing in {state.directory}"
+    try:
+        client_state = state.load(instruction.versions[-1])
+        if client_state is not None:
+            return client_state, False
+    except RunError as error:  # it is damaged
+        problem = str(error)
     if not instruction.renew_lost_state:
         raise RunError(f"{problem}; restore it, or set federation.lost_state = renew")
     log.warning("%s; starting with empty state", problem)

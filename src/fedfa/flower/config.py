@@ -39,9 +39,16 @@ class FederationConfig(Section):
     """Replace a site that fails by another one; otherwise the round uses the sites that answered."""
     evaluation: Literal["server", "sites", "both"] = "server"
     """Where the global model is tested: on the server's test data, on the sites' own, or on both."""
-    norm_limit: float = Field(0, ge=0)
+    norm_limit: float = Field(0, ge=0, allow_inf_nan=True)
     """Largest L2 norm of a site's mean update; updates above it are rejected. 0: a hundred times the norm of the model
-    that the round started from (or of 1, if that is larger); ``inf``: no limit."""
+    that the round started from (or of 1, if that is larger); ``inf``: no limit. What components send besides (anchors,
+    statistics) is bounded too, more generously, unless there is no limit."""
+    share_limit: float = Field(0.5, gt=0, le=1)
+    """Largest share of a round's weight, and of the test samples in an evaluation at the sites, that one site can have
+    where there are three or more: a number of samples is a site's own claim. 1: no limit."""
+    site_keys: str = ""
+    """File at the server that binds numbers to keys (TOML: ``0 = "clinic-a.pub"``); a site with another key is refused.
+    Empty: the first node that claims a number has it."""
     lost_state: Literal["renew", "refuse"] = "renew"
     """A site that lost its client state starts with empty state and a warning, or does not take part."""
     poll_seconds: float = Field(0.25, gt=0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,9 +17,9 @@ from typing import Any
 
 import torch
 
-from fedfa.errors import FederationError
+from fedfa.errors import ClientError, FederationError
 from fedfa.experiment.experiment import Experiment
-from fedfa.flower.checks import UpdateValidator, contribution_spec, resolve_norm_limit
+from fedfa.flower.checks import UpdateValidator, contribution_spec, limit_share, resolve_norm_limit, spec_nbytes
 from fedfa.flower.config import FederationConfig
 from fedfa.flower.messages import (
     BadMessageError,
@@ -30,7 +31,9 @@ from fedfa.flower.messages import (
     encode_tensors,
 )
 from fedfa.flower.node_registry import NodeRegistry
+from fedfa.flower.site_evaluations import combine, limit_counts
 from fedfa.flower.transport import PendingReplies, Reply, Transport
+from fedfa.learning.aggregate import Contribution
 from fedfa.learning.client import ClientResult, ClientTrainer, RoundPlan
 from fedfa.learning.evaluate import Evaluation
 from fedfa.learning.random import stream
@@ -40,6 +43,12 @@ from flwr.app import ArrayRecord, RecordDict  # isort: skip  (after telemetry is
 
 log = logging.getLogger("fedfa")
 
+CHECKPOINTS = 3
+"""Number of checkpoints that a federation keeps, to roll back from a round that made every site fail."""
+_FEW = 3
+"""Number of sites from which on one site's share is limited."""
+_OUTLIER = 0.3
+"""Distance from the median accuracy from which on a site's evaluation is pointed out."""
 RECEIPT = "site"
 """Component name under which the run directory records, in place of client state, the versions on the site's disk."""
 
@@ -54,11 +63,14 @@ class _Round:
     validator: UpdateValidator
     queue: list[int]  # clients whose results are due, in the order of the cohort
     cohort: int  # number of clients in the cohort
+    sizes: Mapping[int, int]  # samples of each client of the cohort
     needed: int  # number of updates that make the quorum
     results: dict[int, ClientResult] = field(default_factory=dict)
     done: list[int] = field(default_factory=list)  # clients whose results were yielded
     problems: dict[int, str] = field(default_factory=dict)
     rejected: list[int] = field(default_factory=list)
+    limited: dict[int, float] = field(default_factory=dict)  # factors by which weights were reduced
+    silent: set[int] = field(default_factory=set)  # clients that did not answer the last attempt
     replaced: dict[int, int] = field(default_factory=dict)
     versions: dict[int, tuple[int, ...]] = field(default_factory=dict)
     stages: dict[str, float] = field(default_factory=dict)  # seconds by stage
@@ -85,6 +97,10 @@ class _Round:
         """Yield the remaining results in order and skip missing ones."""
         self.queue = [client for client in self.queue if client in self.results]
         yield from self.in_order()
+
+
+class RoundImpossibleError(FederationError):
+    """Nobody can train from the state that the round starts from: neither the server, nor any site that answered."""
 
 
 class FlowerEngine:
@@ -114,13 +130,18 @@ class FlowerEngine:
             FederationError: No attempt reached the quorum.
         """
         started = time.monotonic()
-        spec = contribution_spec(self._trainer, plan, self._example)
+        try:
+            spec = contribution_spec(self._trainer, plan, self._example)
+        except ClientError as error:
+            raise RoundImpossibleError(f"the server itself cannot train from its state: {error}") from None
         norm_limit = resolve_norm_limit(self.config.norm_limit, plan.model)
         now = _Round(
             plan, encode_tensors(plan.model, plan.broadcast), client_state,
             UpdateValidator(self.run, plan, spec, self.experiment.algorithm, norm_limit),
-            list(clients), len(clients), self._quorum(len(clients)),
+            list(clients), len(clients), {client: self._size(client) for client in clients},
+            self._quorum(len(clients)),
         )  # fmt: skip
+        self.transport.expect(spec_nbytes(spec))
         now.spend("form", started)
         for attempt in range(1, self.config.attempts + 1):
             if attempt > 1:
@@ -136,7 +157,8 @@ class FlowerEngine:
                 break
         else:
             reasons = "; ".join(f"site {client}: {why}" for client, why in sorted(now.problems.items()))
-            raise FederationError(
+            hopeless = now.updates == 0 and len(now.problems) > 1 and not now.silent
+            raise (RoundImpossibleError if hopeless else FederationError)(
                 f"round {plan.round + 1}: {now.updates} of {now.cohort} sites sent a valid update, but "
                 f"{now.needed} are needed (federation.quorum = {self.config.quorum:g}). {reasons}. Start the run again "
                 "to continue from its last checkpoint"
@@ -162,6 +184,7 @@ class FlowerEngine:
         started = time.monotonic()
         deadline = started + self.config.round_seconds
         clients: dict[int, int] = {}
+        now.silent.clear()
         pending = self._send_plan([c for c in now.queue if c not in now.results], now, clients, deadline)
         now.spend("send", started)
         for reply in self._replies(pending, deadline, lambda: now.has_quorum):
@@ -176,6 +199,7 @@ class FlowerEngine:
                 pending.add(self._send_plan([other], now, clients, deadline))
         for node in pending.unanswered:
             self._fail(now, clients[node], node, f"no reply within {time.monotonic() - started:.0f} s")
+            now.silent.add(clients[node])
             self.registry.doubt(node)
 
     def _replies(self, pending: PendingReplies, deadline: float, quorum: Callable[[], bool]) -> Iterator[Reply]:
@@ -205,6 +229,7 @@ class FlowerEngine:
                 requests[node] = RecordDict({**now.tensors, "plan": instruction})
                 continue
             self._fail(now, client, None, "not connected")
+            now.silent.add(client)
             if (other := self._substitute(now)) is not None:
                 now.queue[now.queue.index(client)] = other
                 now.replaced[client] = other
@@ -249,9 +274,26 @@ class FlowerEngine:
         if site.keeps:
             now.versions[client] = (*self._versions.get(client, ()), now.plan.round + 1)
             receipt = {RECEIPT: {"versions": torch.tensor(now.versions[client], dtype=torch.int64)}}
-        now.results[client] = replace(site.result, client_state=receipt)
+        now.results[client] = replace(
+            site.result, client_state=receipt, contribution=self._limited(now, client, site.result.contribution)
+        )
         now.problems.pop(client, None)
         return True
+
+    def _limited(self, now: _Round, client: int, contribution: Contribution) -> Contribution:
+        """The contribution with no more than the largest share of the cohort's weight."""
+        if len(now.sizes) < _FEW:
+            return contribution
+        others = sum(size for other, size in now.sizes.items() if other != client)
+        limited, factor = limit_share(contribution, self._size(client), others, self.config.share_limit)
+        if factor < 1:
+            now.limited[client] = round(factor, 6)
+            log.warning(
+                "round %d: site %d has %d samples, the other %d sites %d: its weight is reduced to a share of %g "
+                "(federation.share_limit)",
+                now.plan.round + 1, client, self._size(client), len(now.sizes) - 1, others, self.config.share_limit,
+            )  # fmt: skip
+        return limited
 
     def _fail(self, now: _Round, client: int, node: int | None, why: str) -> None:
         now.problems[client] = why
@@ -276,7 +318,8 @@ class FlowerEngine:
         at the last certain checkpoint stays, and all later ones.
         """
         every = self.experiment.config.checkpoint.every
-        saved = round // every * every  # this checkpoint certainly exists during this round
+        # This checkpoint certainly exists during this round, and may be rolled back to.
+        saved = max(0, (round // every - CHECKPOINTS + 1) * every)
         settled = [version for version in versions if version <= saved]
         return (*settled[-1:], *(version for version in versions if version > saved))
 
@@ -293,10 +336,34 @@ class FlowerEngine:
         self.registry.refresh()
         evaluations = self._site_evaluations(sorted(self.registry.connected), model, broadcast, personal=False)
         if self.config.evaluation == "sites":
-            return combine(_require_any(evaluations))
-        if evaluations:  # otherwise the log has the reasons
-            self._remarks.setdefault("federation", {})["sites_accuracy"] = combine(evaluations).accuracy
+            _require_any(evaluations)
+        together = combine(self._bounded(evaluations)) if evaluations else None  # else the log has the reasons
+        if together is not None and self.config.evaluation == "sites":
+            return together
+        if together is not None:
+            self._remarks.setdefault("federation", {})["sites_accuracy"] = together.accuracy
         return self.local.evaluate(model, broadcast)
+
+    def _bounded(self, evaluations: list[SiteEvaluation]) -> list[SiteEvaluation]:
+        """The evaluations with bounded numbers of samples; those that stand out are logged and recorded."""
+        share = self.config.share_limit if len(evaluations) >= _FEW else 1.0
+        bounded = [limit_counts(one, evaluations, share) for one in evaluations]
+        median = statistics.median(one.evaluation.accuracy for one in evaluations)
+        for one, limited in zip(evaluations, bounded, strict=True):
+            if limited is not one:
+                log.warning(
+                    "evaluation: site %d reports %d test samples, more than its share (federation.share_limit)",
+                    one.client, sum(one.class_counts),
+                )  # fmt: skip
+            elif len(evaluations) >= _FEW and abs(one.evaluation.accuracy - median) > _OUTLIER:
+                log.warning(
+                    "evaluation: site %d reports an accuracy of %.2f %%, the median of the sites is %.2f %%",
+                    one.client, 100 * one.evaluation.accuracy, 100 * median,
+                )  # fmt: skip
+        self._remarks.setdefault("federation", {})["site_accuracy"] = {
+            str(one.client): one.evaluation.accuracy for one in evaluations
+        }
+        return bounded
 
     def evaluate_each(self, models: Mapping[int, Tensors], broadcast: ComponentTensors) -> dict[int, Evaluation]:
         """See :class:`~fedfa.engines.engine.Engine`: each site adds its own personal tensors."""
@@ -354,6 +421,7 @@ class FlowerEngine:
             "federation": {
                 **({"absent": absent} if absent else {}),
                 **({"rejected": now.rejected} if now.rejected else {}),
+                **({"limited": {str(one): factor for one, factor in now.limited.items()}} if now.limited else {}),
                 **({"replaced": {str(old): new for old, new in now.replaced.items()}} if now.replaced else {}),
                 "seconds": {stage: round(spent, 4) for stage, spent in now.stages.items()},
             }
@@ -375,37 +443,3 @@ def _require_any(evaluations: list[SiteEvaluation]) -> list[SiteEvaluation]:
             "server does it, if it has test data"
         )
     return evaluations
-
-
-def combine(each: Sequence[SiteEvaluation]) -> Evaluation:
-    """Combine the evaluations of several sites as if their test samples were in one place.
-
-    Example:
-        >>> a = SiteEvaluation(0, Evaluation(1.0, 0.1, [1.0, None], {}), (3, 0))
-        >>> b = SiteEvaluation(1, Evaluation(0.0, 0.5, [0.0, 0.0], {}), (1, 0))
-        >>> combine([a, b]).accuracy
-        0.75
-    """
-    classes: dict[int, list[tuple[float, int]]] = {}
-    domains: dict[str, list[tuple[float, int]]] = {}
-    for site in each:
-        evaluation = site.evaluation
-        for number, (value, count) in enumerate(zip(evaluation.class_accuracy, site.class_counts, strict=True)):
-            classes.setdefault(number, []).append((value or 0.0, count))
-        for (name, accuracy), count in zip(evaluation.domain_accuracy.items(), site.domain_counts, strict=True):
-            domains.setdefault(name, []).append((accuracy, count))
-    by_class = [_accuracy(pairs) if any(count for _, count in pairs) else None for pairs in classes.values()]
-    by_domain = {name: _accuracy(domains[name]) for name in sorted(domains)}
-    overall = _accuracy([pair for pairs in classes.values() for pair in pairs])
-    several = all(site.evaluation.domain_accuracy for site in each)
-    sizes = [sum(site.class_counts) for site in each]
-    loss = sum(size * site.evaluation.loss for size, site in zip(sizes, each, strict=True)) / sum(sizes)
-    return Evaluation(sum(by_domain.values()) / len(by_domain) if several else overall, loss, by_class, by_domain)
-
-
-def _accuracy(pairs: Sequence[tuple[float, int]]) -> float:
-    """Accuracy over several sets of samples, each given by its accuracy and size.
-
-    Numbers of correct samples are integers, so rounding recovers them and the result is exact.
-    """
-    return sum(round(accuracy * count) for accuracy, count in pairs) / sum(count for _, count in pairs)

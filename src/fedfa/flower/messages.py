@@ -6,17 +6,18 @@ from a site    ``contribution`` (arrays, named as by :func:`~fedfa.learning.aggr
                ``result`` (plain values)
 =============  ==================================================================================================
 
-Arrays use NumPy's own format, written and read here: dtype and shape are preserved exactly, BatchNorm's counters stay
-integers, nothing is unpickled, and an array that claims to be larger than its bytes is rejected before any memory is
-allocated. Types that NumPy lacks (bfloat16) are sent as plain bytes.
+Tensors travel packed (:func:`pack`): each record holds one array, so a message costs by its bytes and not by its number
+of tensors. Dtype and shape are preserved exactly, BatchNorm's counters stay integers, nothing is unpickled,
+and a manifest that claims more than the bytes that follow is rejected before any memory is allocated.
 
 Decoding raises :class:`BadMessageError` for any malformed input, because messages are not trusted.
 """
 
 from __future__ import annotations
 
-import io
+import json
 import math
+import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
@@ -36,121 +37,99 @@ from fedfa.learning.context import LocalTraining  # noqa: E402
 from fedfa.learning.evaluate import Evaluation  # noqa: E402
 from fedfa.learning.tensors import ComponentTensors, Tensors  # noqa: E402
 
-NUMPY = "numpy.ndarray"
-"""Flower's name for NumPy's format."""
-BYTES = "fedfa.bytes"
-"""Elements in memory order, little-endian; for types that NumPy lacks."""
+PACKED = "fedfa.packed"
+"""Name and format of the one array in a record: length of the manifest, manifest (JSON: name, dtype and shape of each
+tensor), elements in memory order, little-endian."""
 
 _BROADCAST = "broadcast/"
 _LONGEST_SECONDS = 1e9
 """Thirty years."""
 _LARGEST_LOSS = float(torch.finfo(torch.float32).max)
-_AS_BYTES = {torch.bfloat16: torch.int16}
-"""Types that are sent as plain bytes, and the integer type of the same width."""
 _DTYPES = {
     name: getattr(torch, name)
-    for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64",
-                 "complex128")
+    for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64",
+                 "complex64", "complex128")
 }  # fmt: skip
 
 
-class BadMessageError(Exception):
-    """A message is malformed or implausible."""
+MOST_SAMPLES = 2**40
+"""Largest plausible number of samples of a site."""
+_MOST_DOMAINS = 1000
+_LONGEST_TEXT = 300
+STAGES = ("prepare", "train", "keep", "start")
+"""Stages of which a site reports the seconds."""
 
 
-# -- arrays -----------------------------------------------------------------------------------------------------------
-def array_of(value: Tensor) -> Array:
-    """Encode a tensor as Flower's array.
+def printable(text: str) -> str:
+    r"""Text of a site for the log and the record: of bounded length, on one line, without control characters.
 
     Example:
-        >>> array = array_of(torch.tensor(3))
-        >>> array.dtype, array.shape, tensor_of(array)
-        ('int64', (), tensor(3))
+        >>> printable("fine" + chr(10) + chr(27) + "[31m forged")
+        'fine\n\x1b[31m forged'
     """
-    value = value.detach().cpu().resolve_conj().resolve_neg()
-    if value.dtype in _AS_BYTES:
-        plain = value.contiguous().view(_AS_BYTES[value.dtype]).numpy()
-        return Array(_name(value.dtype), tuple(value.shape), BYTES, plain.tobytes())
-    buffer = io.BytesIO()
-    np.lib.format.write_array(buffer, value.numpy(), allow_pickle=False)
-    return Array(_name(value.dtype), tuple(value.shape), NUMPY, buffer.getvalue())
+    cut = text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}… ({len(text)} characters)"
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in cut)
 
 
-def tensor_of(array: Array) -> Tensor:
-    """Decode an array into a tensor with its own memory.
+class BadMessageError(Exception):
+    """A message is malformed or implausible; what it quotes of the message is printable and short."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(printable(problem))
+
+
+# -- tensors ----------------------------------------------------------------------------------------------------------
+def pack(tensors: Mapping[str, Tensor]) -> ArrayRecord:
+    """Encode named tensors as a record of one array: Flower's cost grows with the number of arrays.
+
+    Example:
+        >>> record = pack({"a": torch.tensor(3), "b": torch.zeros(2)})
+        >>> len(record), unpack(record)
+        (1, {'a': tensor(3), 'b': tensor([0., 0.])})
+    """
+    plain = {name: value.detach().cpu().resolve_conj().resolve_neg().contiguous() for name, value in tensors.items()}
+    manifest = [[name, str(value.dtype).removeprefix("torch."), list(value.shape)] for name, value in plain.items()]
+    head = json.dumps(manifest).encode()
+    parts = [_bytes_of(value).tobytes() for value in plain.values()]
+    data = b"".join([struct.pack("<Q", len(head)), head, *parts])
+    return ArrayRecord({PACKED: Array("uint8", (len(data),), PACKED, data)})
+
+
+def unpack(record: Mapping[str, Array]) -> Tensors:
+    """The inverse of :func:`pack`; each tensor has its own memory: kernels may take other paths on unaligned memory.
 
     Raises:
-        BadMessageError: Unknown dtype or format, or the number of bytes does not match the shape.
+        BadMessageError: The manifest does not describe exactly the bytes that follow it.
     """
+    if list(record) != [PACKED] or record[PACKED].stype != PACKED:
+        raise BadMessageError("not packed tensors")
+    data = record[PACKED].data
     try:
-        if array.stype == BYTES:
-            return _from_bytes(array)
-        if array.stype != NUMPY:
-            raise BadMessageError(f"unknown format {array.stype!r}")
-        file = io.BytesIO(array.data)
-        version = np.lib.format.read_magic(file)
-        if version not in ((1, 0), (2, 0)):
-            raise BadMessageError(f"unknown version {version} of NumPy's format")
-        read_header = np.lib.format.read_array_header_1_0 if version[0] == 1 else np.lib.format.read_array_header_2_0
-        shape, fortran_order, numpy_dtype = read_header(file)
-        dtype = _DTYPES.get(numpy_dtype.name)
-        if dtype is None:
-            raise BadMessageError(f"unknown dtype {numpy_dtype}")
-        return _filled(array.data, file.tell(), numpy_dtype, dtype, shape, fortran_order)
-    except BadMessageError:
-        raise
-    # NumPy parses the header as Python tokens, which can fail in many ways. A shape without elements can still exceed
-    # what torch can count, or have more dimensions than NumPy allows.
-    except Exception as error:
-        raise BadMessageError(f"not an array in NumPy's format ({type(error).__name__}: {error})") from None
-
-
-def _from_bytes(array: Array) -> Tensor:
-    for dtype, as_integer in _AS_BYTES.items():
-        if array.dtype == _name(dtype):
-            numpy_dtype = np.dtype(_name(as_integer)).newbyteorder("<")
-            return _filled(array.data, 0, numpy_dtype, as_integer, tuple(array.shape), False).view(dtype)
-    raise BadMessageError(f"unknown dtype {array.dtype!r}")
-
-
-def _filled(
-    data: bytes, start: int, numpy_dtype: np.dtype[Any], dtype: torch.dtype, shape: tuple[int, ...], fortran_order: bool
-) -> Tensor:
-    """Copy the elements to memory from torch's allocator: kernels may take other paths on unaligned memory."""
-    count = math.prod(shape)  # Python integers do not overflow
-    if any(length < 0 for length in shape) or len(data) - start != count * numpy_dtype.itemsize:
-        raise BadMessageError(
-            f"{max(len(data) - start, 0)} bytes do not make {numpy_dtype} of shape {list(shape)}, which needs "
-            f"{count * numpy_dtype.itemsize}"
-        )
-    tensor = torch.empty(shape[::-1] if fortran_order else shape, dtype=dtype)
-    if count:
-        tensor.numpy()[...] = np.frombuffer(data, numpy_dtype, count, start).reshape(tensor.shape)
-    return tensor.permute(*reversed(range(len(shape)))) if fortran_order else tensor
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def arrays_of(tensors: Mapping[str, Tensor]) -> ArrayRecord:
-    """Encode named tensors as a record."""
-    return ArrayRecord({name: array_of(value) for name, value in tensors.items()})
-
-
-def tensors_of(record: Mapping[str, Array]) -> Tensors:
-    """The inverse of :func:`arrays_of`.
-
-    Raises:
-        BadMessageError: An array cannot be decoded; the message names it.
-    """
-    tensors: Tensors = {}
-    for name, array in record.items():
-        try:
-            tensors[name] = tensor_of(array)
-        except BadMessageError as error:
-            raise BadMessageError(f"{name}: {error}") from None
+        (length,) = struct.unpack_from("<Q", data)
+        entries = [(name, _DTYPES[dtype], shape) for name, dtype, shape in json.loads(data[8 : 8 + length])]
+        shapes = [size for _, _, shape in entries for size in shape]
+        if not all(type(size) is int and 0 <= size < 2**40 for size in shapes):
+            raise ValueError("a shape is not a list of sizes")
+        if not all(type(name) is str for name, _, _ in entries) or len({name for name, _, _ in entries}) < len(entries):
+            raise ValueError("a name is not text, or occurs twice")
+        sizes = [math.prod(shape) * dtype.itemsize for _, dtype, shape in entries]  # Python's integers do not overflow
+        if sum(sizes) != len(data) - 8 - length:
+            raise ValueError(f"{len(data) - 8 - length} bytes follow, not {sum(sizes)}")
+        tensors: Tensors = {}
+        start = 8 + length
+        for (name, dtype, shape), size in zip(entries, sizes, strict=True):
+            tensors[name] = torch.empty(shape, dtype=dtype)
+            _bytes_of(tensors[name])[:] = np.frombuffer(data, np.uint8, size, start)
+            start += size
+    # The bytes are anybody's: JSON, its nesting, NumPy and torch each fail in their own ways.
+    except (struct.error, ValueError, TypeError, KeyError, RuntimeError, RecursionError) as error:
+        raise BadMessageError(f"the manifest of the tensors is not valid ({type(error).__name__}: {error})") from None
     return tensors
+
+
+def _bytes_of(value: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The memory of a contiguous tensor."""
+    return value.reshape(-1).view(torch.uint8).numpy()
 
 
 # -- to a site --------------------------------------------------------------------------------------------------------
@@ -175,8 +154,8 @@ class Instruction:
 def encode_tensors(model: Tensors, broadcast: ComponentTensors) -> dict[str, ArrayRecord]:
     """Records of the model and of the components' broadcast; made once per round, for all sites."""
     return {
-        "model": arrays_of(model),
-        **{f"{_BROADCAST}{component}": arrays_of(tensors) for component, tensors in broadcast.items()},
+        "model": pack(model),
+        **{f"{_BROADCAST}{component}": pack(tensors) for component, tensors in broadcast.items()},
     }
 
 
@@ -223,8 +202,8 @@ def decode_model(content: RecordDict) -> tuple[Tensors, ComponentTensors]:
     if "model" not in content.array_records:
         raise BadMessageError("the message has no model")
     broadcast = _below(content.array_records, _BROADCAST)
-    return tensors_of(content.array_records["model"]), {
-        component: tensors_of(record) for component, record in broadcast.items()
+    return unpack(content.array_records["model"]), {
+        component: unpack(record) for component, record in broadcast.items()
     }
 
 
@@ -255,7 +234,7 @@ def encode_result(site: SiteResult) -> RecordDict:
         **({} if result.loss is None else {"loss": float(result.loss)}),
         **{f"seconds/{stage}": float(spent) for stage, spent in (site.seconds or {}).items()},
     }
-    contribution = arrays_of(flatten_contribution(result.contribution))
+    contribution = pack(flatten_contribution(result.contribution))
     return RecordDict({"contribution": contribution, "result": ConfigRecord(values)})
 
 
@@ -264,7 +243,9 @@ def decode_result(content: RecordDict) -> SiteResult:
     values = _plain(content, "result")
     if "contribution" not in content.array_records:
         raise BadMessageError("the reply has no contribution")
-    flat = tensors_of(content.array_records["contribution"])
+    if len(content) > 2:
+        raise BadMessageError(f"the reply has {len(content)} records, not 2")
+    flat = unpack(content.array_records["contribution"])
     groups = {name.removesuffix("#weight") for name in flat if ":" not in name and name.endswith("#weight")}
     for name in flat:
         if ":" in name and name.split(":", 1)[0] not in groups:
@@ -278,7 +259,7 @@ def decode_result(content: RecordDict) -> SiteResult:
         loss=_loss(values),
         cpu_seconds=_duration(values, "cpu_seconds"),
     )
-    seconds = {key.removeprefix("seconds/"): _duration(values, key) for key in values if key.startswith("seconds/")}
+    seconds = {stage: _duration(values, key) for stage in STAGES if (key := f"seconds/{stage}") in values}
     return SiteResult(result=result, seconds=seconds, **_values(values, run=str, round=int, keeps=bool, lost=bool))
 
 
@@ -353,12 +334,14 @@ def decode_evaluation(content: RecordDict, num_classes: int) -> SiteEvaluation:
     values = _plain(content, "evaluation")
     counts, by_class = _value(values, "class_counts", list), _value(values, "class_accuracy", list)
     domains, by_domain = _value(values, "domains", list), _value(values, "domain_accuracy", list)
+    if len(content) > 1 or len(domains) > _MOST_DOMAINS or any(len(str(name)) > _LONGEST_TEXT for name in domains):
+        raise BadMessageError("the evaluation has more records or domains than there can be")
     if len(counts) != num_classes or len(by_class) != num_classes or len(domains) != len(by_domain):
         raise BadMessageError(f"the evaluation does not have {num_classes} classes")
     by_domain_counts = _value(values, "domain_counts", list)
     if len(by_domain_counts) != len(domains):
         raise BadMessageError(f"the evaluation has {len(domains)} domains, but counts of {len(by_domain_counts)}")
-    numbers = all(type(count) is int and count >= 0 for count in [*counts, *by_domain_counts])
+    numbers = all(type(count) is int and 0 <= count <= MOST_SAMPLES for count in [*counts, *by_domain_counts])
     if not numbers or not any(counts) or not all(by_domain_counts):
         raise BadMessageError("the evaluation's counts are not numbers of samples")
     accuracy = _value(values, "accuracy", float)

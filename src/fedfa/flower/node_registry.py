@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 import fedfa
-from fedfa.errors import FederationError
-from fedfa.flower.messages import Announcement, BadMessageError, decode_announcement
+from fedfa.flower.messages import MOST_SAMPLES, Announcement, BadMessageError, decode_announcement
 from fedfa.flower.transport import PendingReplies, Transport
 
 from flwr.app import RecordDict  # isort: skip  (after telemetry is disabled)
@@ -17,15 +18,22 @@ log = logging.getLogger("fedfa")
 
 _QUERY_SECONDS = 120.0
 """How long a node may take to announce itself (it may have to load data) before it is asked again."""
-_MOST_SAMPLES = 2**40
-"""Largest plausible number of samples of a site."""
+ValueT = TypeVar("ValueT")
 
 
 class NodeRegistry:
-    """Keeps track of connected sites and queries new nodes."""
+    """Keeps track of connected sites and queries new nodes.
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+    A node whose announcement is invalid, or contradicts that of most nodes, is left out; the others go on.
+
+    Args:
+        transport: Reaches the nodes.
+        keys: Public key of each site; a node with another key is refused. Empty: whoever claims a number first has it.
+    """
+
+    def __init__(self, transport: Transport, keys: Mapping[int, bytes] | None = None) -> None:
+        self._transport, self._keys = transport, keys or {}
+        self._nodes: Mapping[int, bytes] = {}
         self._announced: dict[int, Announcement] = {}
         self._queried: dict[int, float] = {}
         self._pending = PendingReplies(transport, {}, [])
@@ -42,18 +50,32 @@ class NodeRegistry:
         """Shape of an input if sites bring their own data; None if they hold partitions of a known data set."""
 
     def sites(self) -> int | None:
-        """Number of sites as announced by the sites.
+        """Number of sites that most nodes announce; None if none does, or equally many announce different ones."""
+        return _most_common(one.sites for one in self._announced.values() if one.sites is not None)
 
-        Raises:
-            FederationError: The announcements contradict each other.
-        """
-        announced = {one.sites for one in self._announced.values() if one.sites is not None}
-        if len(announced) > 1:
-            raise FederationError(
-                f"the sites do not agree on how many they are ({', '.join(map(str, sorted(announced)))}); set the same "
-                "num-partitions at all sites, or set federation.sites"
-            )
-        return announced.pop() if announced else None
+    def counts(self, sites: int) -> int:
+        """Number of connected sites whose announcement fits this number of sites."""
+        return sum(self._misfit(self._announced[node], sites) is None for node in self.connected.values())
+
+    def settle(self, sites: int) -> None:
+        """Fix the number of sites and the shape of inputs; refuse the nodes that announce others, now and later."""
+        self.limit = sites
+        self.input_shape = _most_common(
+            one.input_shape for one in self._announced.values() if self._misfit(one, sites) is None
+        )
+        for node, site in list(self._announced.items()):
+            why = self._misfit(site, sites) or self._wrong_inputs(site)
+            if why is not None:
+                self._refuse(node, why)
+        self.refresh()
+
+    def _refuse(self, node: int, why: str) -> None:
+        log.warning("node %d is refused: %s", node, why)
+        self.problems[node] = why
+        site = self._announced.pop(node, None)
+        if site is not None and self.connected.get(site.site) == node:
+            del self.connected[site.site]
+            self.samples.pop(site.site, None)
 
     def doubt(self, node: int) -> None:
         """Record that a node did not answer: another node may take over its client number."""
@@ -66,9 +88,10 @@ class NodeRegistry:
     def refresh(self) -> None:
         """Update the connected nodes, query new ones and process announcements, without waiting."""
         nodes, now = self._transport.nodes(), time.monotonic()
+        self._nodes = nodes
         self.connected = {client: node for client, node in self.connected.items() if node in nodes}
         queried = {node for node, since in self._queried.items() if now < since + _QUERY_SECONDS}
-        if new := nodes - self._announced.keys() - queried:
+        if new := nodes.keys() - self._announced.keys() - queried:
             requests = {node: RecordDict() for node in sorted(new)}
             self._pending.add(self._transport.send(requests, "query.site", "sites", _QUERY_SECONDS))
             self._queried |= dict.fromkeys(new, now)
@@ -97,10 +120,9 @@ class NodeRegistry:
                 if reply.content is None:
                     raise BadMessageError(reply.problem)
                 site = decode_announcement(reply.content)
-                self._check(site)
+                self._check(reply.node, site)
             except BadMessageError as error:
-                log.warning("node %d is refused: %s", reply.node, error)
-                self.problems[reply.node] = str(error)
+                self._refuse(reply.node, str(error))
                 continue
             self.problems.pop(reply.node, None)
             if (other := self.connected.get(site.site)) is not None and other not in self._doubtful:
@@ -108,19 +130,31 @@ class NodeRegistry:
             self._announced[reply.node] = site
             self._register(reply.node, site)
 
-    def _check(self, site: Announcement) -> None:
+    def _check(self, node: int, site: Announcement) -> None:
         if site.site < 0 or (site.sites is not None and site.site >= site.sites):
             raise BadMessageError(f"it claims to be site {site.site} of {site.sites}")
-        if self.limit is not None and site.site >= self.limit:
-            raise BadMessageError(f"it claims to be site {site.site}, but there are {self.limit}, numbered from 0")
+        if self._keys and self._nodes.get(node) != self._keys.get(site.site):
+            raise BadMessageError(f"it claims to be site {site.site}, whose key is another (federation.site_keys)")
         if site.version != fedfa.__version__:
             raise BadMessageError(f"it has fedfa {site.version}, the server {fedfa.__version__}; install the same")
-        if self._announced and site.input_shape != self.input_shape:
-            raise BadMessageError(f"it has {_inputs(site.input_shape)}, others have {_inputs(self.input_shape)}")
         if (site.samples is None) != (site.input_shape is None):
             raise BadMessageError("it announces only one of samples and input_shape")
-        if site.samples is not None and not 0 <= site.samples <= _MOST_SAMPLES:
+        if site.samples is not None and not 0 <= site.samples <= MOST_SAMPLES:
             raise BadMessageError(f"it announces {site.samples} samples")
+        if self.limit is not None and (why := self._misfit(site, self.limit) or self._wrong_inputs(site)) is not None:
+            raise BadMessageError(why)
+
+    def _misfit(self, site: Announcement, sites: int) -> str | None:
+        if site.site >= sites:
+            return f"it claims to be site {site.site}, but there are {sites}, numbered from 0"
+        if site.sites not in (None, sites):
+            return f"it says there are {site.sites} sites (num-partitions), but there are {sites}"
+        return None
+
+    def _wrong_inputs(self, site: Announcement) -> str | None:
+        if site.input_shape == self.input_shape:
+            return None
+        return f"it has {_inputs(site.input_shape)}, others have {_inputs(self.input_shape)}"
 
     def _register(self, node: int, site: Announcement) -> None:
         other = self.connected.get(site.site)
@@ -133,7 +167,13 @@ class NodeRegistry:
         self.connected[site.site] = node
         if site.samples is not None:
             self.samples[site.site] = site.samples
-            self.input_shape = site.input_shape
+
+
+def _most_common(values: Iterable[ValueT]) -> ValueT | None:
+    """The value that occurs most often; None if there is no such value, or more than one."""
+    ranked = Counter(values).most_common(2)
+    tied = len(ranked) == 2 and ranked[0][1] == ranked[1][1]
+    return None if tied or not ranked else ranked[0][0]
 
 
 def _inputs(shape: tuple[int, ...] | None) -> str:

@@ -6,13 +6,13 @@ Run directory, checkpoints, resume, final passes and summaries are the simulator
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
 import re
 import secrets
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from fedfa.flower.environment import disable_telemetry
 disable_telemetry()
 from flwr.app import Context  # noqa: E402  (Flower reads the environment when it is imported)
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
+from flwr.supercore.exit import add_exit_handler  # noqa: E402
 
 from fedfa.data import Federation  # noqa: E402
 from fedfa.engines.engine import Engine  # noqa: E402
@@ -31,11 +32,13 @@ from fedfa.errors import FederationError, FedfaError, RunError  # noqa: E402
 from fedfa.experiment.build import ModelSource  # noqa: E402
 from fedfa.experiment.config import OWN, Config  # noqa: E402
 from fedfa.experiment.experiment import Experiment  # noqa: E402
-from fedfa.experiment.files import write_atomically  # noqa: E402
+from fedfa.experiment.files import read_json, write_json  # noqa: E402
 from fedfa.experiment.run import RunResult, run  # noqa: E402
+from fedfa.experiment.run_directory import RunDirectory  # noqa: E402
 from fedfa.flower.config import FederationConfig, RunConfig  # noqa: E402
-from fedfa.flower.engine import FlowerEngine  # noqa: E402
+from fedfa.flower.engine import CHECKPOINTS, FlowerEngine, RoundImpossibleError  # noqa: E402
 from fedfa.flower.node_registry import NodeRegistry  # noqa: E402
+from fedfa.flower.operate.keys import site_keys  # noqa: E402
 from fedfa.flower.site import DataLoader, outputs_of, own_test_data, require_model, without_data  # noqa: E402
 from fedfa.flower.transport import Transport  # noqa: E402
 
@@ -62,7 +65,8 @@ def make_server_app(make_model: ModelSource | None = None, load_test_data: DataL
         try:
             federate(grid, context.run_config, context.run_id, make_model, load_test_data)
         except FedfaError as error:
-            log.error("%s", error)
+            # Flower prints a page about an unhandled exception; what the user needs to know comes last.
+            add_exit_handler(partial(log.error, "%s", error), run_before_force_exit=True)
             raise
 
     return app
@@ -98,7 +102,7 @@ def federate(
     federation = config.federation
     out = run_directory(federation, run_id)
     transport = Transport(grid, federation.poll_seconds, federation.link_seconds)
-    registry = NodeRegistry(transport)
+    registry = NodeRegistry(transport, site_keys(Path(federation.site_keys)) if federation.site_keys else None)
     sites = _wait_for_sites(registry, federation)
     own_data = registry.input_shape is not None
     config = RunConfig(run_config, own_data=own_data)
@@ -121,7 +125,19 @@ def federate(
         found.announced = record.sizes if own_data else None
         return found
 
-    result = run(settings, out, resume=federation.resume, watch=_log_round(settings, sites), experiment=experiment)
+    resume = federation.resume
+    while True:
+        try:
+            result = run(
+                settings, out, resume=resume, watch=_log_round(settings, sites), experiment=experiment,
+                checkpoints=CHECKPOINTS,
+            )  # fmt: skip
+            break
+        except RoundImpossibleError as error:
+            if (round := RunDirectory(out, CHECKPOINTS).roll_back()) is None:
+                raise
+            resume = True
+            log.error("%s. Nobody can train from here: rolling back to the checkpoint of round %d", error, round)
     log.info("accuracy %.2f %% after %d rounds", 100 * result.final_accuracy, settings.rounds)
     return result
 
@@ -167,23 +183,22 @@ def _wait_for_sites(registry: NodeRegistry, federation: FederationConfig) -> int
 
     def all_connected() -> bool:
         known = number()
-        return known is not None and len(registry.connected) >= known
+        return known is not None and registry.counts(known) >= known
 
-    complete = registry.wait_for(all_connected, federation.wait_seconds)
-    known, connected = number(), len(registry.connected)
-    if known is None or (not complete and connected < max(1, math.ceil(federation.quorum * known))):
+    complete, known = registry.wait_for(all_connected, federation.wait_seconds), number()
+    if known is not None:
+        registry.settle(known)
+    connected = len(registry.connected)
+    if known is None or connected < max(1, math.ceil(federation.quorum * known)):
         wanted = "as many as num-partitions in their node config" if known is None else str(known)
         refused = "".join(f" Node {node}: {why}." for node, why in sorted(registry.problems.items()))
         raise FederationError(
             f"{connected} sites announced themselves within {federation.wait_seconds:g} s, but {wanted} are expected "
             f"and a fraction of {federation.quorum:g} is needed; start the SuperNodes, give each --node-config "
-            f"'partition-id=I num-partitions=N', or raise federation.wait_seconds.{refused}"
+            f"'partition-id=I num-partitions=N' with the same N, or raise federation.wait_seconds.{refused}"
         )
     if not complete:
         log.warning("continuing with %d of %d sites", connected, known)
-    if invalid := sorted(client for client in registry.connected if client >= known):
-        raise FederationError(f"there are {known} sites, but some claim to be number {invalid}; count from 0")
-    registry.limit = known  # sites that join later must fit too
     return known
 
 
@@ -222,7 +237,7 @@ class Record:
             record._write()
             return record
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
+            content = read_json(file)
             key, samples = content["run"], {int(site): int(count) for site, count in content["samples"].items()}
             if not re.fullmatch(r"[0-9a-f]{32}", key):
                 raise ValueError(f"{key!r} is not a key")
@@ -240,7 +255,7 @@ class Record:
 
     def _write(self) -> None:
         samples = {str(site): count for site, count in sorted(self._samples.items())}
-        write_atomically(self.path / RECORD, json.dumps({"run": self.run, "samples": samples}, indent=2) + "\n")
+        write_json(self.path / RECORD, {"run": self.run, "samples": samples})
 
 
 def _log_round(settings: Config, sites: int) -> Callable[[dict[str, Any]], None]:

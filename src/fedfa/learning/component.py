@@ -87,7 +87,7 @@ class Component(BaseModel):
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, arbitrary_types_allowed=True, populate_by_name=True,
-        protected_namespaces=(),
+        protected_namespaces=(), allow_inf_nan=False,
     )  # fmt: skip
 
     name: ClassVar[str]

@@ -56,7 +56,7 @@ class LocalTraining(BaseModel):
         0.025
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     epochs: int = Field(5, ge=1)
     batch_size: int = Field(64, ge=1)

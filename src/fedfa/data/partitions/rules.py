@@ -21,6 +21,9 @@ from fedfa.data.samples import Samples
 from fedfa.errors import DataError
 from fedfa.learning.random import stream
 
+_MOST_CLIENTS = 10**7
+"""Beyond it the offsets alone would fill the memory."""
+
 
 def number_of_clients(spec: AnyPartition, clients: int | None) -> int | None:
     """The given number of clients, else the default: 100, or None for ``natural``, where the data determine it."""
@@ -52,6 +55,8 @@ def partition(data: Samples, spec: AnyPartition, clients: int | None, num_classe
         if not isinstance(spec, Natural):
             raise DataError(f"the partition {spec.kind!r} needs a number of clients")
         clients = spec.groups or len(np.unique(_writers(data)))
+    if clients > _MOST_CLIENTS:
+        raise DataError(f"data.clients = {clients}: a partition has at most {_MOST_CLIENTS} clients")
     if clients < 1:
         raise DataError(f"a split needs at least one client, not {clients}")
     all_labels = data.labels.numpy()

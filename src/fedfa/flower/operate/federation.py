@@ -30,6 +30,7 @@ from fedfa.flower.operate.processes import (
     log_excerpt,
     private_environment,
 )
+from fedfa.flower.operate.watched import RESTARTED, watched_command
 
 Value = str | int | float | bool
 CONNECTION = "here"
@@ -109,9 +110,17 @@ class LocalFederation(AbstractContextManager["LocalFederation"]):
         self._write_connection()
         return superlink
 
+    def wait_for_superlink(self) -> None:
+        """Wait until the SuperLink answers."""
+        self.processes.wait_for("the SuperLink to answer", self._answers, seconds=START_LIMIT, needed=[self.superlink])
+
+    def superlink_restarts(self) -> int:
+        """How often the SuperLink was started again."""
+        return self.superlink.output().count(RESTARTED)
+
     def _launch_superlink(self) -> SupervisedProcess:
         command = [
-            flower_command("flower-superlink"), "--host", "127.0.0.1", "--port", str(self._port("superlink")),
+            *watched_command("superlink"), "--host", "127.0.0.1", "--port", str(self._port("superlink")),
             "--database", str(self.folder / "superlink.db"), "--disable-runtime-dependency-installation",
         ]  # fmt: skip
         if self._server_keys is None:
@@ -171,7 +180,7 @@ class LocalFederation(AbstractContextManager["LocalFederation"]):
         """
         name = f"site{site}"
         command = [
-            *(program or [flower_command("flower-supernode")]),
+            *(program or watched_command("supernode")),
             "--superlink", address or self.address, "--port", str(self._port(name)),
             "--node-config", self._config_file(name, config),
             # A SuperNode without a SuperLink ends by itself.
@@ -208,6 +217,14 @@ class LocalFederation(AbstractContextManager["LocalFederation"]):
         )  # fmt: skip
 
     # -- runs -------------------------------------------------------------------------------------------------
+    def site_keys_file(self, sites: int) -> str:
+        """Write which key belongs to which site, for ``federation.site_keys``; without TLS there are none."""
+        if not self.tls:
+            return ""
+        path = self.folder / "keys" / "sites.toml"
+        write_atomically(path, tomli_w.dumps({str(site): self.key_of(site).public.name for site in range(sites)}))
+        return str(path)
+
     def submit(self, app: Path, run_config: Mapping[str, Value]) -> SupervisedProcess:
         """Submit a run; the returned process streams the run's log and ends with the run."""
         command = [flower_command("flwr"), "run", str(app.absolute()), CONNECTION, "--stream"]

@@ -218,7 +218,9 @@ def main(directory: Path, command: list[str]) -> int:
     server = ForkServer(directory)
     companion: subprocess.Popen[bytes] | None = None
     try:
-        companion = subprocess.Popen(command, env=environment) if command else None
+        here = os.getpid()
+        if command:  # dies with this process: nobody would tell it to end
+            companion = subprocess.Popen(command, env=environment, preexec_fn=lambda: die_with_parent(here))
         for module in PRELOAD:
             importlib.import_module(module)
         _warm_up()

@@ -17,10 +17,17 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA384
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_ssh_public_key,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedfa.errors import FedfaError
+from fedfa.errors import ConfigError, FedfaError
+from fedfa.experiment.config import read_toml
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,27 @@ def make_node_key(folder: Path, name: str) -> NodeKey:
     _write(files.private, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), secret=True)
     _write(files.public, public + f" {name}\n".encode(), secret=False)
     return files
+
+
+def site_keys(path: Path) -> dict[int, bytes]:
+    """Read which key belongs to which site: TOML lines ``0 = "clinic-a.pub"``, files beside this one or absolute.
+
+    Returns:
+        Public keys by number, in the form in which Flower lists them.
+
+    Raises:
+        ConfigError: The file, or a key that it names, cannot be read, or two numbers have the same key.
+    """
+    found: dict[int, bytes] = {}
+    for number, name in read_toml(path).items():
+        try:
+            key = load_ssh_public_key((path.parent / str(name)).read_bytes())
+            found[int(number)] = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path}: {number} = {name!r} is not the public key of a site: {error}") from None
+    if len(set(found.values())) < len(found):
+        raise ConfigError(f"{path}: two sites have the same key; each needs its own")
+    return found
 
 
 def _signed(

@@ -15,11 +15,16 @@ from filelock import FileLock, Timeout
 
 from fedfa.errors import ConfigError, RunError
 from fedfa.experiment.config import Config, read_toml
+from fedfa.experiment.layers import flat
 from fedfa.experiment.run_directory import RunDirectory
-from fedfa.flower.config import FEDERATION, FederationConfig
+from fedfa.flower.config import FEDERATION, FederationConfig, RunConfig
 from fedfa.flower.operate.federation import LocalFederation, Value
 from fedfa.flower.operate.processes import OperationError, SupervisedProcess, log_excerpt
 
+SUBMISSIONS = 5
+"""How often a run is submitted, if the SuperLink is started again meanwhile."""
+PENDING_SECONDS = 90.0
+"""Seconds after which a run that has not started is remarked on."""
 SLACK = 120.0
 """Seconds beyond a round's own limits before a run counts as stuck: process starts and evaluation on a busy machine."""
 
@@ -67,7 +72,8 @@ class LocalDeployment:
             raise RunError(f"{self.out} already holds a run; continue it with --resume, or choose another --out")
         # Keys that neither the app nor this deployment sets are left to the server.
         own = {"sites": self.sites, "run_folder": str(path), "resume": self.resume}
-        config = FederationConfig.parse({**federation_config_of(self.app), **self.federation, **own})
+        config = FederationConfig.parse({**app_config_of(self.app).get(FEDERATION, {}), **self.federation, **own})
+        RunConfig({**flat(app_config_of(self.app)), **self.run_config}).check()
         record = _RunRecord(directory, self.resume)
         with _exclusive(path / "flower"), LocalFederation(path / "flower", self.tls) as federation:
             self.on_step("starting the SuperLink")
@@ -80,12 +86,20 @@ class LocalDeployment:
                 federation.wait_for_site(site)
             self.on_step("submitting the run")
             rules = {f"{FEDERATION}.{key}": value for key, value in config.model_dump(exclude_unset=True).items()}
-            process = federation.submit(self.app, {**self.run_config, **rules})
-            self._follow(federation, process, config, record)
-        summary = directory.summary()
-        if summary is None:
-            raise OperationError(f"the run ended without a result\n{self._logs(federation, process)}")
-        return summary
+            if "site_keys" not in config.model_fields_set:
+                rules[f"{FEDERATION}.site_keys"] = federation.site_keys_file(self.sites)
+            for _ in range(SUBMISSIONS):
+                restarts = federation.superlink_restarts()
+                process = federation.submit(self.app, {**self.run_config, **rules})
+                self._follow(federation, process, config, record)
+                if (summary := directory.summary()) is not None:
+                    return summary
+                if federation.superlink_restarts() == restarts:
+                    break
+                self.on_step("the SuperLink was started again; submitting the run again, from its last checkpoint")
+                rules[f"{FEDERATION}.resume"] = True
+                federation.wait_for_superlink()
+        raise OperationError(f"the run ended without a result\n{self._logs(federation, process)}")
 
     def _site_config(self, site: int, directory: Path) -> dict[str, Value]:
         state = str(directory / "flower" / "sites")
@@ -97,10 +111,19 @@ class LocalDeployment:
         """Report each round until the run has ended; fail if it makes no progress."""
         # In the worst case every attempt at a round takes all its time, and so does the evaluation after it.
         patience = (config.attempts + 1) * (config.round_seconds + config.wait_seconds) + SLACK
-        last = time.monotonic()
+        last = submitted = time.monotonic()
+        explained = False
         lost = set[str]()
         while True:
-            ended = run.exit_code is not None  # checked first: everything written before is read below
+            # Checked first: everything written before is read below. The server's app can outlive the stream of its
+            # log, if only the SuperLink was started again.
+            ended = run.exit_code is not None and not record.directory.in_use()
+            if not record.started and not explained and time.monotonic() - submitted > PENDING_SECONDS:
+                explained = True
+                self.on_step(
+                    f"the run is still pending after {PENDING_SECONDS:.0f} s: the SuperLink has not started its server "
+                    f"process, or that waits for sites. Logs: {run.log}, {federation.superlink.log}"
+                )
             if not record.started and record.check_started():
                 self.on_start(record.directory.config().rounds)
             for line in record.new_rounds():
@@ -184,8 +207,8 @@ def _inline(value: Any) -> str:
     return json.dumps(value)
 
 
-def federation_config_of(app: Path) -> dict[str, Any]:
-    """Federation config in an app's pyproject.toml.
+def app_config_of(app: Path) -> dict[str, Any]:
+    """Run config in an app's pyproject.toml.
 
     Raises:
         ConfigError: The directory holds no Flower app.
@@ -193,9 +216,8 @@ def federation_config_of(app: Path) -> dict[str, Any]:
     path = app / "pyproject.toml"
     if not path.exists():
         raise ConfigError(f"{app} holds no Flower app (no pyproject.toml); create one with `fedfa flower new {app}`")
-    config = read_toml(path).get("tool", {}).get("flwr", {}).get("app", {}).get("config", {})
-    federation: dict[str, Any] = config.get(FEDERATION, {})
-    return federation
+    config: dict[str, Any] = read_toml(path).get("tool", {}).get("flwr", {}).get("app", {}).get("config", {})
+    return config
 
 
 class _RunRecord:
