@@ -20,6 +20,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fedfa.errors import FedfaError
+from fedfa.flower.operate.federation import Value
 from fedfa.flower.operate.local_deployment import LocalDeployment
 from fedfa.flower.operate.new_app import write_app
 
@@ -90,7 +91,11 @@ def seconds_per_round(kind: str, tensors: int, sites: int, rounds: int, folder: 
     app = folder / "app"
     write_app(app)
     (app / "site_app.py").write_text(APP.format(tensors=tensors, kind=kind), encoding="utf-8")
-    settings = {"rounds": rounds, "algorithm": "fedavg", "settings": "local.epochs=1 local.batch_size=32 local.lr=0.01"}
+    settings: dict[str, Value] = {
+        "rounds": rounds,
+        "algorithm": "fedavg",
+        "settings": "local.epochs=1 local.batch_size=32 local.lr=0.01",
+    }
     times: list[float] = []
     deployment = LocalDeployment(
         app, folder / "run", sites, run_config=settings,

@@ -13,9 +13,9 @@ from torch import nn
 from fedfa.data import DataSet, Normalisation, Samples
 from fedfa.errors import ConfigError, DataError
 from fedfa.flower.config import RunConfig
-from fedfa.flower.engine import combine
 from fedfa.flower.messages import SiteEvaluation
 from fedfa.flower.site import own_test_data, without_data
+from fedfa.flower.site_evaluations import combine
 from fedfa.learning.evaluate import judge
 
 

