@@ -28,7 +28,7 @@ def numbers(*values: object) -> Tensor:
 def test_theorem_one_on_real_updates(blobs: DataSet) -> None:
     """Classes of neither client have no positive part; every row deviates, in all cases."""
     experiment = Experiment.from_config(small("fedavg", engine={"workers": 1}), data=blobs, extra=[Lemmas()])
-    plan = experiment.plan(experiment.training.init(), experiment.config.local.in_round(0))
+    plan = experiment.training.plan(experiment.training.init(), experiment.config.local.in_round(0))
     one, _ = both_trainings(experiment.engine(), plan, experiment.cohort(0), lambda _: {})
     found = {each.classes: each for each in divergences(one)}
     assert found.keys() == {"both", "one", "none"}

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
@@ -489,7 +489,7 @@ def test_a_wrong_number_of_rounds(data: Federation, count: Any) -> None:
     with pytest.raises(ConfigError, match=r"rounds\(.*\): give the number of further rounds"):
         found.rounds(count)
     assert list(found.rounds(0)) == []
-    assert len(list(found.rounds(np.int64(1)))) == 1
+    assert len(list(found.rounds(cast("int", np.int64(1))))) == 1
 
 
 def test_a_loop_cannot_be_given_other_local_training(data: Federation) -> None:
