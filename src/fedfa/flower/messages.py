@@ -65,7 +65,7 @@ def printable(text: str) -> str:
 
     Example:
         >>> printable("fine" + chr(10) + chr(27) + "[31m forged")
-        'fine\n\x1b[31m forged'
+        'fine\\n\\x1b[31m forged'
     """
     cut = text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}… ({len(text)} characters)"
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in cut)
