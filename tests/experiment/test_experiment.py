@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -81,7 +82,7 @@ def assert_same_directories(a: Path, b: Path, data: Federation) -> None:
     assert_same(*(fedfa.load(path, model=Network, data=data) for path in (a, b)))
     assert {file.name for file in a.iterdir()} == {file.name for file in b.iterdir()}
     summaries = [json.loads((path / "summary.json").read_text()) for path in (a, b)]
-    times = {"seconds", "cpu_seconds", "commit"}
+    times = {"seconds", "cpu_seconds", "commit", "record", "digest"}  # digests cover times
     first, second = ({key: value for key, value in one.items() if key not in times} for one in summaries)
     assert first == second
 
@@ -503,6 +504,61 @@ def test_a_directory_of_other_files_is_left_alone(data: Federation, tmp_path: Pa
     with pytest.raises(RunError, match="holds files that are no run"):
         trained(experiment(data), 1).save(tmp_path, overwrite=overwrite)
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_local_training_changed_by_a_copy_is_checked(data: Federation) -> None:
+    """pydantic's model_copy takes any name and any value."""
+    found = experiment(data)
+    for update in ({"learning_rate": 0.5}, {"lr": -5.0}):
+        with pytest.raises(ConfigError, match=r"local\.(learning_rate|lr)"):
+            found.local = found.local.model_copy(update=update)
+
+
+def test_a_callback_cannot_train(data: Federation) -> None:
+    found = experiment(data, callbacks=[lambda experiment, _: list(experiment.rounds(1)) and None])
+    with pytest.raises(RunError, match="start further rounds after it, not in a callback"):
+        trained(found, 2)
+    assert found.state.round == 0
+    found.callbacks.clear()
+    assert [record.round for record in found.rounds(1)] == [1]
+
+
+def test_another_algorithm_than_the_runs_is_not_loaded(data: Federation, tmp_path: Path) -> None:
+    trained(experiment(data, FedFA(mu=0.2)), 1).save(tmp_path / "run")
+    for other in (FedFA(mu=5.0), FedProx(mu=1), FedFA(mu=0.2) + FedAdam()):
+        with pytest.raises(RunError, match=r"was trained with .*, not with .*leave out `algorithm`"):
+            fedfa.load(tmp_path / "run", algorithm=other, data=data, model=Network)
+    for same in (FedFA(mu=0.2), None):
+        assert fedfa.load(tmp_path / "run", algorithm=same, data=data, model=Network).state.round == 1
+
+
+class Scaled(fedfa.Component):
+    """Scales the loss."""
+
+    factor: float = 0.5
+
+    def loss(self, ctx: fedfa.ClientContext, batch: fedfa.Batch, loss: torch.Tensor) -> torch.Tensor:
+        return self.factor * loss
+
+
+def test_a_component_class_is_loaded_with_the_options_of_the_run(data: Federation, tmp_path: Path) -> None:
+    found = trained(experiment(data, Scaled(factor=0.25)), 1)
+    found.save(tmp_path / "run")
+    loaded = fedfa.load(tmp_path / "run", algorithm=Scaled, data=data, model=Network)
+    assert_same(trained(loaded, 1), trained(found, 1))
+
+
+def test_other_data_than_the_runs_are_not_loaded(data: Federation, tmp_path: Path) -> None:
+    trained(experiment(data), 1).save(tmp_path / "own")
+    other = replace(data.dataset, fingerprint="other").split("shards:2", 6, seed=1)
+    with pytest.raises(RunError, match="was trained with other samples; give the data"):
+        fedfa.load(tmp_path / "own", data=other, model=Network)
+    digits = fedfa.data.load("digits")
+    named = fedfa.Experiment("fedavg", data=digits.split("shards:2", clients=6, seed=0), model="mlp", cohort=2)
+    trained(named, 1).save(tmp_path / "named")
+    with pytest.raises(RunError, match=r"was trained with data\.seed = 0, not 9"):
+        fedfa.load(tmp_path / "named", data=digits.split("shards:2", clients=6, seed=9))
+    assert fedfa.load(tmp_path / "named", data=digits.split("shards:2", clients=6, seed=0)).state.round == 1
 
 
 def test_wrong_options() -> None:

@@ -167,7 +167,7 @@ class Experiment:
         self._final_state: ServerState | None = None
         self.client_states: ClientStates = ClientStatesInMemory()
         self._known_preprocessing: Preprocessing | None = None
-        self._stopped = False
+        self._stopped = self._training_now = False
         self._rounds_are_planned = True
         self._extra: list[Component] = []
 
@@ -318,6 +318,8 @@ class Experiment:
             self.training = replace(self.training, task=replace(self.task, rounds=last))
 
     def _rounds(self, last: int) -> Iterator[RoundRecord]:
+        if self._training_now:
+            raise RunError("this experiment is training a round; start further rounds after it, not in a callback")
         self._stopped, observer = False, self.observer()
         with single_thread():
             engine = self.engine()
@@ -337,12 +339,15 @@ class Experiment:
     def _all_or_nothing(self) -> Iterator[None]:
         """Undo a round that fails or is interrupted, in its evaluation or a callback too: it can be trained again."""
         before, final, records = self.state, self._final_state, list(self.records)
+        self._training_now = True
         try:
             yield
         except BaseException:
             self._state, self._final_state, self.records = before, final, records
             self.client_states.discard(before.round + 1)
             raise
+        finally:
+            self._training_now = False
 
     def stop(self) -> None:
         """End the training after the current round; for callbacks. A final pass still follows."""
@@ -506,4 +511,4 @@ class Experiment:
 def _local_training(local: LocalTraining) -> LocalTraining:
     if not isinstance(local, LocalTraining):
         raise ConfigError(f"local is {local!r}; give fedfa.LocalTraining(epochs=5, batch_size=64, lr=0.01)")
-    return local
+    return LocalTraining(**vars(local))  # again: model_copy(update=…) checks neither names nor values

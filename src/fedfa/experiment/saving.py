@@ -6,9 +6,11 @@ import os
 import shutil
 from pathlib import Path
 
-from fedfa.algorithms.registry import expression_of
+from fedfa.algorithms.registry import expression_of, register
+from fedfa.data import Federation
 from fedfa.errors import RunError
 from fedfa.experiment.build import DataSource, ModelSource
+from fedfa.experiment.config import Config
 from fedfa.experiment.experiment import Experiment
 from fedfa.experiment.run import source_commit, summarise
 from fedfa.experiment.run_directory import RunDirectory
@@ -75,7 +77,7 @@ def save(experiment: Experiment, path: Path, *, overwrite: bool = False) -> Path
 def load(
     path: Path | str,
     *,
-    algorithm: Algorithm | Component | None = None,
+    algorithm: Algorithm | Component | type[Component] | None = None,
     model: ModelSource | None = None,
     data: DataSource | None = None,
 ) -> Experiment:
@@ -85,19 +87,26 @@ def load(
 
     Args:
         path: A directory that :meth:`Experiment.save`, :func:`fedfa.run` or ``fedfa run`` wrote.
-        algorithm: The algorithm, where it has components of your own that are defined in Python.
+        algorithm: A component class of your own that is defined in Python (its options are recorded), or the algorithm
+            as it was given.
         model: The network, where it was given in Python and cannot be found by its name.
         data: The data, where they were given in Python.
 
     Raises:
-        RunError: There is no run, or it is damaged.
+        RunError: There is no run, it is damaged, or it was trained with another algorithm or other data.
     """
     directory = RunDirectory(Path(path))
-    if algorithm is not None:
+    if isinstance(algorithm, type):
+        register(algorithm)
+    elif algorithm is not None:
         expression_of(algorithm)  # makes its components known
     config = directory.config()
+    if algorithm is not None and not isinstance(algorithm, type):
+        _check_algorithm(directory, config, algorithm)
     experiment = Experiment.__new__(Experiment)
     experiment._setup(config, model, data, ())
+    if isinstance(data, Federation):
+        _check_data(directory, config, experiment.config, data)
     experiment.config = config  # as recorded: given again, a network or data set has the same meaning
     state, final = directory.saved(), directory.final_state()
     if state is None and final is None:
@@ -107,3 +116,31 @@ def load(
     if state is not None and final is not None and final.round == state.round:
         experiment._final_state = final
     return experiment
+
+
+def _check_algorithm(directory: RunDirectory, config: Config, algorithm: Algorithm | Component) -> None:
+    """Refuse another algorithm than the recorded one: given options would have no effect."""
+    name, recorded = expression_of(algorithm)[0], config.algorithm.name
+    given = algorithm.components if isinstance(algorithm, Algorithm) else [algorithm]
+    built = {component.name: component for component in config.build_algorithm().components}
+    if name != recorded or any(component.name not in built for component in given):
+        raise RunError(f"{directory.path} was trained with {recorded!r}, not with {name!r}; {_LEAVE_OUT}")
+    for component in given:
+        if component != (other := built[component.name]):
+            raise RunError(f"{directory.path} was trained with {other!r}, not with {component!r}; {_LEAVE_OUT}")
+
+
+_LEAVE_OUT = "leave out `algorithm`, or give only the classes of your own components"
+
+
+def _check_data(directory: RunDirectory, config: Config, given: Config, data: Federation) -> None:
+    """Refuse other data than the recorded ones: continuing would not be the same training."""
+    changed = [
+        f"data.{key} = {getattr(config.data, key)!r}, not {getattr(given.data, key)!r}"
+        for key in ("name", "normalise", "partition", "clients", "seed")
+        if getattr(config.data, key) != getattr(given.data, key)
+    ]
+    if not changed and directory.origin().get("data") not in (None, data.dataset.fingerprint):
+        changed = ["other samples"]
+    if changed:
+        raise RunError(f"{directory.path} was trained with {'; '.join(changed)}; give the data it was trained with")

@@ -128,6 +128,8 @@ def compare(
     titled = dict(algorithms) if isinstance(algorithms, Mapping) else {_title(one): one for one in algorithms}
     if len(titled) < len(algorithms):
         raise ConfigError("two algorithms have the same title; give a mapping with a title for each")
+    if isinstance(seeds, int):
+        raise ConfigError(f"seeds = {seeds}: give a list of seeds, e.g. seeds=[1, 2, 3]")
     common = dict(options.pop("settings", None) or {})
     runs = []
     for (title, algorithm), (setting, layer), seed in itertools.product(titled.items(), _settings(vary or {}), seeds):
