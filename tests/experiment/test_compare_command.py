@@ -186,7 +186,7 @@ def test_a_run_without_its_rounds_is_missing_too(finished: Path, data_dir: Path,
     out = tmp_path / "copy"
     shutil.copytree(finished, out)
     (out / "fedavg-s1" / "metrics.jsonl").write_text("", encoding="utf-8")
-    with pytest.raises(FedfaError, match=r"fedavg-s1: .*is damaged .*run it again"):
+    with pytest.raises(FedfaError, match=r"fedavg-s1: .*metrics\.jsonl was changed or cut"):
         compare(out, data_dir)
     assert "- fedavg: 1 of 2 seeds; missing: fedavg-s1 (" in text_of(out)
 

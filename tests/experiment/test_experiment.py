@@ -82,7 +82,7 @@ def assert_same_directories(a: Path, b: Path, data: Federation) -> None:
     assert_same(*(fedfa.load(path, model=Network, data=data) for path in (a, b)))
     assert {file.name for file in a.iterdir()} == {file.name for file in b.iterdir()}
     summaries = [json.loads((path / "summary.json").read_text()) for path in (a, b)]
-    times = {"seconds", "cpu_seconds", "commit", "record", "digest"}  # digests cover times
+    times = {"seconds", "cpu_seconds", "commit", "record", "digest"}  # and digests of files with times
     first, second = ({key: value for key, value in one.items() if key not in times} for one in summaries)
     assert first == second
 

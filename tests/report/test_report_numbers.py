@@ -15,6 +15,7 @@ import pytest
 from fedfa.errors import RunError
 from fedfa.experiment.config import Config
 from fedfa.experiment.experiment import Experiment
+from fedfa.experiment.files import digest_of
 from fedfa.experiment.layers import merge, parse_assignment
 from fedfa.experiment.record import accuracies
 from fedfa.experiment.recorded_runs import RecordedRun, find_runs
@@ -61,7 +62,7 @@ def test_find_runs_names_unreadable_runs_and_returns_the_others(folders: Path, t
     assert set(words) == {"fedfa-s1", "fedfa-s2", "fedavg-s1"}
     assert "config.toml cannot be read" in words["fedfa-s1"]
     assert "no config.toml" in words["fedfa-s2"]
-    assert "metrics.jsonl cannot be read" in words["fedavg-s1"]
+    assert "metrics.jsonl is damaged" in words["fedavg-s1"]
 
 
 def test_find_runs_skips_an_incomplete_last_line(folders: Path, tmp_path: Path) -> None:
@@ -92,6 +93,12 @@ def test_report_of_a_missing_path_fails_unless_watching(tmp_path: Path) -> None:
 
 
 # -- grouping ---------------------------------------------------------------------------------------------------------
+def rewrite(config: Path, old: str, new: str) -> None:
+    """Change a recorded config, and its digest with it."""
+    text = config.read_text().partition("\n")[2].replace(old, new, 1)
+    config.write_text(f"# digest of what follows: {digest_of(text)}\n{text}")
+
+
 def test_runs_of_equal_configs_are_seeds_of_one_method(folders: Path, tmp_path: Path) -> None:
     shutil.copytree(folders, tmp_path / "runs")
     config = tmp_path / "runs" / "fedfa-s2" / "config.toml"
@@ -99,10 +106,10 @@ def test_runs_of_equal_configs_are_seeds_of_one_method(folders: Path, tmp_path: 
     assert {m.name: [r.seed for r in m.runs] for m in chapter.methods} == {
         "fedavg": [1], "fedavg-ccvr": [1], "fedfa": [1, 2]
     }  # fmt: skip
-    config.write_text(config.read_text().replace("lr = 0.1\n", "lr = 0.2\n", 1))
+    rewrite(config, "lr = 0.1\n", "lr = 0.2\n")
     (chapter,) = chapters_of(find_runs([tmp_path / "runs"]).runs)
     assert len(chapter.methods) == 4, "another learning rate is another method"
-    config.write_text(config.read_text().replace('name = "mlp"', 'name = "cnn-fmnist"'))
+    rewrite(config, 'name = "mlp"', 'name = "cnn-fmnist"')
     assert len(chapters_of(find_runs([tmp_path / "runs"]).runs)) == 2, "another network is another chapter"
 
 
