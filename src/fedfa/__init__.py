@@ -7,7 +7,7 @@
 import os
 from typing import TYPE_CHECKING
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 # Without it, the order of additions in MKL's matrix products depends on memory addresses (observed with AVX2): a client
 # would get other bits at another position of a stack. The cost is not measurable. MKL reads the variable at the first

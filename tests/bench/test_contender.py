@@ -224,7 +224,7 @@ def test_a_section_records_every_slot(tmp_path: Path) -> None:
 
 def test_memory_is_sampled_in_short_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes 256 MB after its first round; a slot is much shorter than SAMPLE_SECONDS."""
-    monkeypatch.setattr("benchmarks.bench.contender.SAMPLE_SECONDS", 60.0)
+    monkeypatch.setattr("benchmarks.bench.contender.SAMPLE_SECONDS", 3.0)
     grows = rounds_of("grows", tmp_path / "journal", 3, work=0.01, more="block = b'x' * (2**28 * (number > 0))")
     (found,) = measure_interleaved([grows], tmp_path, lambda _: None)
     assert found["memory_mb"] > 256

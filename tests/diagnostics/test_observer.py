@@ -61,8 +61,10 @@ def test_diagnostics_do_not_affect_batch_statistics_and_dropout(tmp_path: Path, 
 
 
 def assert_same_training(off: Path, on: Path) -> None:
-    for name in ("model.safetensors", "server.safetensors", "checkpoint.safetensors"):
+    for name in ("model.safetensors", "server.safetensors"):
         assert (off / name).read_bytes() == (on / name).read_bytes(), name
+    name = "checkpoint.safetensors"  # its notes are of a record with times
+    assert equal_tensors(load_tensors(off / name), load_tensors(on / name))
     assert timeless(off) == timeless(on)  # bytes sent included
     kept_off, kept_on = client_states(off), client_states(on)
     assert kept_off.keys() == kept_on.keys()

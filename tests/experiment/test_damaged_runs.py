@@ -17,7 +17,7 @@ from fedfa.experiment.files import append_line, read_lines, write_atomically
 from fedfa.experiment.record import RoundRecord
 from fedfa.experiment.run import run
 from fedfa.experiment.run_directory import RunDirectory
-from tests.experiment.run_toys import small, timeless
+from tests.experiment.run_toys import forget_digests, small, timeless
 
 CONFIG = small("scaffold+ccvr", rounds=3, evaluation={"every": 2}, diagnostics={"every": 1})
 
@@ -148,14 +148,8 @@ def test_a_changed_config_says_what_to_do(runs: dict[str, Path], tmp_path: Path,
 def test_directories_of_earlier_releases_have_no_digests_and_continue(
     runs: dict[str, Path], tmp_path: Path, blobs: DataSet
 ) -> None:
-    from fedfa.experiment.files import load_tensors, save_tensors
-
     copy = Path(shutil.copytree(runs["stopped"], tmp_path / "copy"))
-    config = copy / "config.toml"
-    config.write_text(config.read_text().partition("\n")[2])
-    for name in ("origin.json", "preprocessing.json"):
-        (copy / name).write_text(re.sub(r',\s*"digest": "[0-9a-f]+"', "", (copy / name).read_text()))
-    save_tensors(copy / "checkpoint.safetensors", load_tensors(copy / "checkpoint.safetensors"))
+    forget_digests(copy)
     again = run(CONFIG, copy, data=blobs, resume=True).directory
     assert same_result(again, runs["finished"])
 

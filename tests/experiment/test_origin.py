@@ -21,7 +21,7 @@ from fedfa.experiment.run_directory import RunDirectory
 from fedfa.models import SplitModel
 from fedfa.report.html.commands import command_of
 from tests.conftest import make_blobs
-from tests.experiment.run_toys import STATEFUL, assert_same_run, equal_tensors, small
+from tests.experiment.run_toys import STATEFUL, assert_same_run, equal_tensors, forget_digests, small
 
 
 class PlugPulledError(Exception):
@@ -177,6 +177,7 @@ def test_a_run_begun_before_cohorts_were_rounded_down_keeps_its_cohorts(tmp_path
     whole = run(old, tmp_path / "whole", data=blobs)
     with pytest.raises(PlugPulledError):
         run(old, tmp_path / "run", data=blobs, watch=pull_the_plug)
+    forget_digests(tmp_path / "run")
     file = tmp_path / "run" / "config.toml"
     file.write_text(file.read_text().replace('rounding = "nearest"\n', ""))
     directory = RunDirectory(tmp_path / "run")
@@ -213,6 +214,7 @@ def test_a_run_of_a_method_by_its_former_name_goes_on(tmp_path: Path, blobs: Dat
     run(config, tmp_path / "whole", data=blobs)
     with pytest.raises(PlugPulledError):
         run(config, tmp_path / "run", data=blobs, watch=pull_the_plug)
+    forget_digests(tmp_path / "run")
     for name in ("config.toml", "checkpoint.safetensors"):
         file = tmp_path / "run" / name
         if name == "config.toml":

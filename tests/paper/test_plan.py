@@ -119,7 +119,10 @@ def test_unreadable_runs_are_reported_and_skipped(tmp_path: Path) -> None:
     runs = RunIndex.below([tmp_path, tmp_path / "nowhere"])
     assert [run.seed for run in runs.finished(here, 4)] == [1]
     assert set(runs.unreadable) == {tmp_path / "bad", *(tmp_path / name for name in damaged)}
-    assert "final_accuracy is missing); delete it and resume the run" in runs.unreadable[tmp_path / "empty"]
+    assert (
+        "final_accuracy is missing); put back a copy, or delete it and resume the run"
+        in runs.unreadable[tmp_path / "empty"]
+    )
 
 
 def test_study_with_diagnostics_needs_runs_with_exactly_these_diagnostics(tmp_path: Path) -> None:

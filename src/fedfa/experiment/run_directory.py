@@ -353,7 +353,7 @@ class RunDirectory:
         try:
             summary = _current_names(read_json(path))
             if missing := [name for name in _RESULT if name not in summary]:
-                raise RunError(f"{path} is damaged ({missing[0]} is missing)")
+                raise RunError(f"{path} is damaged ({missing[0]} is missing); put back a copy")
         except RunError as error:
             raise RunError(f"{error}, or delete it and resume the run, which writes it anew") from None
         self._check_marks(summary.pop(_RECORD, {}))

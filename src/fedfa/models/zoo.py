@@ -58,7 +58,7 @@ def cnn_mixed_digits(input_shape: Sequence[int], num_classes: int, norm: str = "
 def mlp(input_shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (128, 64)) -> nn.Module:
     """Fully connected layers with ReLU; the features are the output of the last hidden layer."""
     if any(width < 1 for width in hidden):
-        raise ModelError(f"model.options.hidden = {list(hidden)}: every layer needs at least one unit")
+        raise ModelError(f"model 'mlp': model.options.hidden = {list(hidden)}; every layer needs at least one unit")
     net = nn.Sequential()
     net.add_module("flatten", nn.Flatten())
     width = math.prod(input_shape)
