@@ -141,6 +141,7 @@ def main() -> None:
         with ThreadPoolExecutor(2) as pool:
             results = dict(zip(chosen, pool.map(compute, chosen, chosen.values()), strict=True))
         results = {**known, **results}
+        options.file.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({**environment(), "commit": source_commit(), "runs": results}, indent=2)
         options.file.write_text(text + "\n", encoding="utf-8")
         failed = [name for name, value in results.items() if value.startswith("failed")]
