@@ -27,7 +27,7 @@ from tests.flower.test_up_processes import until
 from tests.processes import is_running
 
 pytest.importorskip("flwr")
-pytestmark = pytest.mark.federation
+pytestmark = pytest.mark.slow  # minutes each
 
 SITES = 2
 

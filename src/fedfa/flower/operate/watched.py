@@ -123,7 +123,11 @@ def _watch_executor() -> None:
         time.sleep(1.0)
         with contextlib.suppress(psutil.Error):
             if not seen:
-                seen = [one for one in psutil.Process().children() if any(_EXECUTOR in part for part in one.cmdline())]
+                seen = [
+                    one
+                    for one in psutil.Process().children(recursive=True)
+                    if any(_EXECUTOR in part for part in one.cmdline())
+                ]
         for executor in seen:
             with contextlib.suppress(psutil.NoSuchProcess):
                 if executor.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
