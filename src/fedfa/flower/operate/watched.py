@@ -120,19 +120,19 @@ def _watch_executor() -> None:
 
     seen: list[psutil.Process] = []
     while True:
-        time.sleep(1.0)
+        time.sleep(1.0 if seen else 0.1)  # it may end as soon as it has started
         with contextlib.suppress(psutil.Error):
-            if not seen:
-                seen = [
-                    one
-                    for one in psutil.Process().children(recursive=True)
-                    if any(_EXECUTOR in part for part in one.cmdline())
-                ]
+            seen = seen or [one for one in psutil.Process().children() if _is_executor(one)]
         for executor in seen:
             with contextlib.suppress(psutil.NoSuchProcess):
                 if executor.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
                     continue
             _give_up(f"{_EXECUTOR} ended")
+
+
+def _is_executor(process: Any) -> bool:
+    """Also one that has ended, which has a name of at most 15 letters and no command any more."""
+    return str(process.name()).startswith(_EXECUTOR[:15]) or any(_EXECUTOR in part for part in process.cmdline())
 
 
 def _give_up(why: str) -> None:
