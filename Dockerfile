@@ -1,23 +1,23 @@
 # Two images from one file:
-#   docker build --target simulator -t fedfa .          docker run --rm -v "$PWD/runs:/work/runs" fedfa run --preset digits-c2
+#   docker build --target simulator -t fedfa .          docker run --rm -v "$PWD/runs:/fedfa/runs" fedfa run --preset digits-c2
 #   docker build --target site      -t fedfa-site .     a Flower SuperNode or SuperLink; see docs/flower.md
 FROM python:3.11-slim AS base
-ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 FEDFA_DATA=/work/data
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 FEDFA_DATA=/fedfa/data
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY src src
 
 FROM base AS site
 RUN pip install --constraint constraints.txt '.[data,flower]'
-RUN useradd --create-home --uid 10001 fedfa && mkdir -p /work && chown fedfa /work
+RUN useradd --create-home --uid 10001 fedfa && mkdir -p /fedfa && chown fedfa /fedfa
 USER fedfa
-WORKDIR /work
+WORKDIR /fedfa
 ENTRYPOINT ["fedfa", "flower"]
 
 FROM base AS simulator
 RUN pip install --constraint constraints.txt '.[data,plots]'
-RUN useradd --create-home --uid 10001 fedfa && mkdir -p /work && chown fedfa /work
+RUN useradd --create-home --uid 10001 fedfa && mkdir -p /fedfa && chown fedfa /fedfa
 USER fedfa
-WORKDIR /work
+WORKDIR /fedfa
 ENTRYPOINT ["fedfa"]
 CMD ["--help"]
