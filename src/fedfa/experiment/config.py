@@ -27,6 +27,7 @@ from fedfa.learning.algorithm import Algorithm
 from fedfa.learning.cohort import Selection
 from fedfa.learning.context import LocalTraining
 from fedfa.learning.device import DeviceName
+from fedfa.protection.settings import AggregationConfig, AttackConfig, PrivacyConfig
 from fedfa.stacking.choice import Execution
 
 OWN = "own"
@@ -206,6 +207,9 @@ class Config(Section):
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     cohort: CohortConfig = Field(default_factory=CohortConfig)
     local: LocalTraining = Field(default_factory=LocalTraining)
+    aggregation: AggregationConfig = Field(default_factory=AggregationConfig)
+    attack: AttackConfig = Field(default_factory=AttackConfig)
+    privacy: PrivacyConfig = Field(default_factory=PrivacyConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     diagnostics: DiagnosticsConfig = Field(default_factory=DiagnosticsConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -44,6 +45,11 @@ from fedfa.learning.device import choose_device
 from fedfa.learning.evaluate import mean_evaluation
 from fedfa.learning.round import ClientStates, ClientStatesInMemory, RoundStatistics, ServerState, Training
 from fedfa.learning.tensors import Tensors
+from fedfa.protection.accounting import Budget, budget
+from fedfa.protection.assembly import private, protections
+from fedfa.protection.attacks import attackers, poisoned
+
+log = logging.getLogger(__name__)
 
 Callback = Callable[["Experiment", RoundRecord], Mapping[str, Any] | None]
 """Called after each round with the experiment and the round's record; values it returns are added to the record."""
@@ -75,6 +81,9 @@ class Experiment:
         >>> [record.round for record in experiment.rounds(2)]
         [1, 2]
     """
+
+    simulation: ClassVar[bool] = True
+    """Whether clients are simulated; noise then comes from the seed and protects nobody."""
 
     def __init__(
         self,
@@ -122,6 +131,8 @@ class Experiment:
         if planned_rounds is not None:
             layer["rounds"] = planned_rounds
         config = Config.resolve(layer, settings or {})
+        if config.privacy.on and config.privacy.noise is None and planned_rounds is None:
+            raise ConfigError("privacy.epsilon is a budget for all rounds; give their number: planned_rounds=…")
         self._setup(config, None if isinstance(model, str) else model, data, callbacks)
         self._rounds_are_planned = planned_rounds is not None
         _ = self.state, self.cohort(0)  # whatever does not fit together is reported now, not in the first round
@@ -188,7 +199,14 @@ class Experiment:
     @property
     def clients(self) -> Federation:
         """The clients as the algorithm sees them: a single one with all the data, where it pools them."""
+        if self.config.attack.poisons_data:
+            return self._poisoned
         return self.federation.pooled() if self.algorithm.pools_data else self.federation
+
+    @cached_property
+    def _poisoned(self) -> Federation:
+        attack, seed = self.config.attack, self.config.seed
+        return poisoned(self.federation, attack, attackers(attack, self._number_of_clients, seed), seed)
 
     @property
     def sizes(self) -> np.ndarray:
@@ -197,10 +215,34 @@ class Experiment:
 
     @cached_property
     def algorithm(self) -> Algorithm:
-        """The algorithm, with the component that answers diagnostics requests where they are on."""
-        algorithm = self.config.build_algorithm()
-        extra = [*self._extra, *([ClientProbe()] if self.config.diagnostics.on else [])]
+        """The algorithm, with the components of protections and diagnostics where they are on."""
+        config = self.config
+        algorithm = config.build_algorithm()
+        extra = [*self._extra, *([ClientProbe()] if config.diagnostics.on else [])]
+        privacy = None
+        if self.budget is not None:
+            privacy = private(
+                algorithm, config.privacy, self.budget.mechanism, simulation=self.simulation,
+                diagnostics=config.diagnostics.on,
+            )  # fmt: skip
+        if privacy is not None or config.aggregation.robust or config.attack.kind != "none":
+            clients = self._number_of_clients
+            extra += protections(algorithm, config.aggregation, config.attack, privacy, clients, config.seed)
         return Algorithm([*algorithm.components, *extra], algorithm.title) if extra else algorithm
+
+    @cached_property
+    def budget(self) -> Budget | None:
+        """The budget of differential privacy, where it is on; noise is calibrated for the planned rounds."""
+        config, clients = self.config, self._number_of_clients
+        if not config.privacy.on:
+            return None
+        if config.cohort.selection in ("size", "authors"):
+            raise ConfigError(
+                f'cohort.selection = "{config.cohort.selection}" is not accounted; with differential privacy set it to '
+                '"poisson" or "uniform"'
+            )
+        poisson, cohort = config.cohort.selection == "poisson", config.cohort.count(clients)
+        return budget(config.privacy, poisson=poisson, clients=clients, cohort=cohort, rounds=config.rounds)
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -324,7 +366,7 @@ class Experiment:
         with single_thread():
             engine = self.engine()
         try:
-            while self.state.round < last and not self._stopped:
+            while self.state.round < last and not self._stopped and self._within_budget():
                 with single_thread(), self._all_or_nothing():
                     record = self._round(engine, observer, last)
                 yield record
@@ -349,6 +391,16 @@ class Experiment:
         finally:
             self._training_now = False
 
+    def _within_budget(self) -> bool:
+        """Whether differential privacy allows another round."""
+        if self.budget is None or self.budget.allows(self.state.round + 1):
+            return True
+        log.warning(
+            "the privacy budget is spent: another round would exceed privacy.epsilon = %g; stopping after round %d",
+            self.budget.epsilon, self.state.round,
+        )  # fmt: skip
+        return False
+
     def stop(self) -> None:
         """End the training after the current round; for callbacks. A final pass still follows."""
         self._stopped = True
@@ -363,12 +415,17 @@ class Experiment:
             before, cohort, local, engine.train, self.client_states, observer=observer
         )
         self._state, self._final_state = state, None
+        spent: dict[str, Any] = {}
+        if self.budget is not None:
+            # Losses are of the clients' data and not accounted.
+            statistics = replace(statistics, train_loss=None)
+            spent = {**self.budget.record(state.round), "clip": float(state.components["privacy"]["clip"])}
         if self.records and self.records[-1].final_pass:  # of a model that is no longer the last one
             self.records.pop()
         due = state.round % self.config.evaluation.every == 0 or state.round == last
         evaluation = self._evaluate(engine, state, statistics.clients) if due else evaluation_values(None)
         self.observation = None if observer is None else observer.observe(before, state)
-        return self._record(state.round, evaluation, statistics, engine)
+        return self._record(state.round, evaluation, statistics, engine, **spent)
 
     def _final_pass(self, engine: Engine) -> RoundRecord:
         """Every client that holds data contributes once more, and the server step of the final pass follows.

@@ -178,6 +178,11 @@ def check_same(recorded: Config, asked: Config, path: Path) -> None:
     """
     different = differences(recorded, asked)
     if list(different) == ["rounds"] and asked.rounds > recorded.rounds:
+        if asked.privacy.on:
+            raise RunError(
+                f"{path} cannot be extended: its privacy budget was planned for {recorded.rounds} rounds; start a new "
+                f"run with --rounds {asked.rounds} and another --out"
+            )
         if asked.build_algorithm().uses_horizon:
             raise RunError(
                 f"{path} cannot be extended: {asked.algorithm.name!r} follows a schedule over all {recorded.rounds} "
@@ -197,6 +202,7 @@ def summarise(experiment: Experiment, metrics: Sequence[Mapping[str, Any]], comm
         "rounds": experiment.state.round,
         **({"planned_rounds": config.rounds} if experiment.state.round < config.rounds else {}),
         **costs(metrics),
+        **({} if experiment.budget is None else {"privacy": experiment.budget.record(experiment.state.round)}),
         "algorithm": config.algorithm.name,
         "variant": config.algorithm.variant,
         "seeds": {"training": config.seed, "data": config.data.seed},

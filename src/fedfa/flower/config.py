@@ -137,6 +137,15 @@ class RunConfig:
                 f"{config.algorithm.name!r} pools the data of all clients, which a federation between sites exists to "
                 "avoid; run it with `fedfa run`"
             )
+        if config.attack.kind != "none":
+            raise ConfigError(
+                f"attack.kind = {config.attack.kind!r}: attackers are simulated, and sites are real; use `fedfa run`"
+            )
+        if config.privacy.on and (self.federation.evaluation != "server" or self.federation.replace):
+            raise ConfigError(
+                "differential privacy accounts neither for evaluations on the sites' data nor for sites that replace "
+                'others; set federation.evaluation = "server" and federation.replace = false'
+            )
         if config.diagnostics.on:
             raise ConfigError(
                 "diagnostics inspect clients, which only the simulator can do; leave diagnostics.every and "

@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -116,6 +116,11 @@ def federate(
         data = None
         if own_data:
             data = _without_data(resolved, registry, make_model, load_test_data, run_config)
+            if len(data.dataset.test) == 0 and resolved.privacy.on:
+                raise FederationError(
+                    "the server has no test data, and evaluations on the sites' data are not accounted by differential "
+                    "privacy; give the server's app load_test_data"
+                )
             if len(data.dataset.test) == 0 and rules.evaluation != "sites":
                 log.warning("the server has no test data: models are evaluated on the sites")
                 rules = rules.model_copy(update={"evaluation": "sites"})
@@ -145,6 +150,7 @@ def federate(
 class SitesExperiment(Experiment):
     """An experiment whose clients are sites."""
 
+    simulation: ClassVar[bool] = False
     make_engine: Callable[[], Engine]
     announced: Callable[[int], np.ndarray] | None = None
     """Number of samples of each site as announced by the sites; None where the server knows the split."""

@@ -11,8 +11,8 @@ Hooks, in the order in which they run::
       client            begin
                           per batch:  logits → loss → (backward pass) → gradient → (optimiser step) → after_step
                         after_epoch
-                      contribute
-      server          step                 sees the aggregate of all contributions
+                      contribute → protect
+      server          combine → step       see the aggregate of all contributions
     evaluation        predict
 
 A component of the final pass (``Traits(final_pass=True)``: CCVR, FedFA's final calibration) runs ``contribute`` on
@@ -33,7 +33,7 @@ from torch import Tensor
 
 from fedfa.error_messages import validation_message
 from fedfa.errors import AlgorithmError, ConfigError
-from fedfa.learning.aggregate import WeightedSum
+from fedfa.learning.aggregate import Contribution, WeightedSum
 from fedfa.learning.context import Batch, ClientContext, Role, ServerStep, Task
 from fedfa.learning.tensors import ComponentTensors, Tensors
 from fedfa.models.split import SplitModel
@@ -68,6 +68,9 @@ class Traits:
     """There are no clients: one site holds all data and makes as many steps as the cohort would."""
     final_pass: bool = False
     """Runs once after the last round, on all clients, instead of in each round."""
+    class_states: tuple[str, ...] = ()
+    """Groups of its contribution that hold one row per class and become its broadcast state of the same tensor names.
+    Under differential privacy they travel as differences from what was received."""
 
 
 class Component(BaseModel):
@@ -123,6 +126,11 @@ class Component(BaseModel):
         """Names of modules whose outputs each batch carries."""
         return ()
 
+    @property
+    def refuses(self) -> Mapping[str, str]:
+        """Protections (``"robust"``, ``"privacy"``) that it cannot work under with these options, with the reasons."""
+        return {}
+
     def __repr_args__(self) -> list[tuple[str | None, Any]]:
         """Only the options that differ from their defaults."""
         fields = type(self).model_fields
@@ -172,7 +180,17 @@ class Component(BaseModel):
         """Return what goes to the server, by group; ``ctx.update`` is known."""
         return {}
 
+    def protect(self, ctx: ClientContext, contribution: Contribution) -> Contribution:
+        """Transform everything that leaves the client, after every component's ``contribute``; in the final pass too.
+
+        For protections, which must see the contributions of all components at once.
+        """
+        return contribution
+
     # -- server -----------------------------------------------------------------------------------------------
+    def combine(self, server: ServerStep) -> None:
+        """Replace ``server.aggregate`` before any component's ``step``; in the final pass too."""
+
     def step(self, server: ServerStep) -> None:
         """Update ``server.state[self.name]``; set or transform ``server.update``."""
 
@@ -183,8 +201,8 @@ class Component(BaseModel):
 
 
 HOOKS: tuple[str, ...] = (
-    "adapt", "roles", "init", "begin", "logits", "loss", "gradient", "after_step", "after_epoch", "contribute", "step",
-    "predict",
+    "adapt", "roles", "init", "begin", "logits", "loss", "gradient", "after_step", "after_epoch", "contribute",
+    "protect", "combine", "step", "predict",
 )  # fmt: skip
 """All hooks, in the order in which they run."""
 
