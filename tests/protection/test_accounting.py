@@ -54,7 +54,7 @@ def test_the_grid_of_the_distribution_is_fine_enough() -> None:
     assert 0 <= found - accountant.get_epsilon(1e-5) < 2e-4  # an upper bound, hardly above
 
 
-@pytest.mark.parametrize("sampling", ["poisson", "everybody", "fixed size"])
+@pytest.mark.parametrize("sampling", ["poisson", "everybody", pytest.param("fixed size", marks=pytest.mark.slow)])
 def test_calibrated_noise_spends_the_budget_and_no_more(sampling: Sampling) -> None:
     cohort = 1000 if sampling == "everybody" else 50
     found = calibrated(Mechanism(1.0, sampling, 1000, cohort, 1e-6), 2.0, 40)
@@ -66,15 +66,20 @@ def test_calibrated_noise_spends_the_budget_and_no_more(sampling: Sampling) -> N
 
 def test_a_budget_with_given_noise_ends_where_it_is_spent() -> None:
     given = PrivacyConfig(epsilon=3.0, noise=8.0, delta=1e-5)
-    found = budget(given, poisson=False, clients=30, cohort=30, rounds=100)
-    allowed = [rounds for rounds in range(1, 101) if found.allows(rounds)]
+    found = budget(given, poisson=False, clients=30, cohort=30, rounds=40)
+    allowed = [rounds for rounds in range(1, 41) if found.allows(rounds)]
     assert allowed == list(range(1, len(allowed) + 1))
-    assert 1 < len(allowed) < 100
+    assert 1 < len(allowed) < 40
     assert found.mechanism.epsilon(len(allowed)) <= 3.0 < found.mechanism.epsilon(len(allowed) + 1)
     only_noise = budget(PrivacyConfig(noise=8.0), poisson=False, clients=30, cohort=30, rounds=100)
     assert only_noise.allows(10_000)
     assert math.isinf(only_noise.epsilon)
     assert only_noise.mechanism.delta == 1e-5  # less than 30^−1.1
+
+
+def test_noise_that_does_not_allow_a_single_round_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"a single round spends .* more than privacy.epsilon = 0.5"):
+        budget(PrivacyConfig(epsilon=0.5, noise=1.0), poisson=False, clients=30, cohort=30, rounds=3)
 
 
 def test_poisson_cohorts_that_could_be_empty_are_refused() -> None:

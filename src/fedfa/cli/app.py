@@ -134,10 +134,11 @@ def run(
             errors.print(f"stopped. Continue with: {escape(again)}", soft_wrap=True)
             raise
     summary = result.summary
+    spent = f"ε = {summary['epsilon']:.2f} at δ = {summary['delta']:g}; " if "epsilon" in summary else ""
     say(
         f"accuracy [bold]{summary['final_accuracy']:.2%}[/] after {summary['rounds']} rounds "
         f"(best {summary['best_accuracy']:.2%}, mean of the last ten {summary['last10_accuracy']:.2%}); "
-        f"{summary['seconds']:.0f} s of training; record in {escape(str(directory))}"
+        f"{summary['seconds']:.0f} s of training; {spent}record in {escape(str(directory))}"
     )
 
 

@@ -35,6 +35,7 @@ from fedfa.experiment.build import (
 from fedfa.experiment.config import Config
 from fedfa.experiment.layers import expression_and_variant
 from fedfa.experiment.progress import show_progress
+from fedfa.experiment.protected import budget_of, protected, protections, with_attackers
 from fedfa.experiment.record import RoundRecord, evaluation_values
 from fedfa.learning.algorithm import Algorithm
 from fedfa.learning.client import MODEL
@@ -45,9 +46,7 @@ from fedfa.learning.device import choose_device
 from fedfa.learning.evaluate import mean_evaluation
 from fedfa.learning.round import ClientStates, ClientStatesInMemory, RoundStatistics, ServerState, Training
 from fedfa.learning.tensors import Tensors
-from fedfa.protection.accounting import Budget, budget
-from fedfa.protection.assembly import private, protections
-from fedfa.protection.attacks import attackers, poisoned
+from fedfa.protection.accounting import Budget
 
 log = logging.getLogger(__name__)
 
@@ -205,8 +204,7 @@ class Experiment:
 
     @cached_property
     def _poisoned(self) -> Federation:
-        attack, seed = self.config.attack, self.config.seed
-        return poisoned(self.federation, attack, attackers(attack, self._number_of_clients, seed), seed)
+        return with_attackers(self.config, self.federation)
 
     @property
     def sizes(self) -> np.ndarray:
@@ -219,30 +217,14 @@ class Experiment:
         config = self.config
         algorithm = config.build_algorithm()
         extra = [*self._extra, *([ClientProbe()] if config.diagnostics.on else [])]
-        privacy = None
-        if self.budget is not None:
-            privacy = private(
-                algorithm, config.privacy, self.budget.mechanism, simulation=self.simulation,
-                diagnostics=config.diagnostics.on,
-            )  # fmt: skip
-        if privacy is not None or config.aggregation.robust or config.attack.kind != "none":
-            clients = self._number_of_clients
-            extra += protections(algorithm, config.aggregation, config.attack, privacy, clients, config.seed)
+        if protected(config):
+            extra += protections(config, algorithm, self.budget, self._number_of_clients, self.simulation)
         return Algorithm([*algorithm.components, *extra], algorithm.title) if extra else algorithm
 
     @cached_property
     def budget(self) -> Budget | None:
         """The budget of differential privacy, where it is on; noise is calibrated for the planned rounds."""
-        config, clients = self.config, self._number_of_clients
-        if not config.privacy.on:
-            return None
-        if config.cohort.selection in ("size", "authors"):
-            raise ConfigError(
-                f'cohort.selection = "{config.cohort.selection}" is not accounted; with differential privacy set it to '
-                '"poisson" or "uniform"'
-            )
-        poisson, cohort = config.cohort.selection == "poisson", config.cohort.count(clients)
-        return budget(config.privacy, poisson=poisson, clients=clients, cohort=cohort, rounds=config.rounds)
+        return budget_of(self.config, self._number_of_clients) if self.config.privacy.on else None
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -416,13 +398,14 @@ class Experiment:
         )
         self._state, self._final_state = state, None
         spent: dict[str, Any] = {}
+        if self.budget is not None or self.config.privacy.masks:
+            statistics = replace(statistics, train_loss=None)  # of single clients' data, and not accounted
         if self.budget is not None:
-            # Losses are of the clients' data and not accounted.
-            statistics = replace(statistics, train_loss=None)
             spent = {**self.budget.record(state.round), "clip": float(state.components["privacy"]["clip"])}
         if self.records and self.records[-1].final_pass:  # of a model that is no longer the last one
             self.records.pop()
-        due = state.round % self.config.evaluation.every == 0 or state.round == last
+        ends = state.round == last or (self.budget is not None and not self.budget.allows(state.round + 1))
+        due = state.round % self.config.evaluation.every == 0 or ends
         evaluation = self._evaluate(engine, state, statistics.clients) if due else evaluation_values(None)
         self.observation = None if observer is None else observer.observe(before, state)
         return self._record(state.round, evaluation, statistics, engine, **spent)

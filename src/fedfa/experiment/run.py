@@ -202,7 +202,6 @@ def summarise(experiment: Experiment, metrics: Sequence[Mapping[str, Any]], comm
         "rounds": experiment.state.round,
         **({"planned_rounds": config.rounds} if experiment.state.round < config.rounds else {}),
         **costs(metrics),
-        **({} if experiment.budget is None else {"privacy": experiment.budget.record(experiment.state.round)}),
         "algorithm": config.algorithm.name,
         "variant": config.algorithm.variant,
         "seeds": {"training": config.seed, "data": config.data.seed},

@@ -112,6 +112,11 @@ class RunConfig:
         head = self._layer.get("model", {}).get("head")
         return None if head is None else str(head)
 
+    @property
+    def masks(self) -> bool:
+        """Whether contributions are summed securely."""
+        return bool(self._layer.get("privacy", self._base.get("privacy", {})).get("masks", False))
+
     def check(self) -> None:
         """Reject a config that is invalid for any number of sites, before waiting for sites."""
         clients = self._layer.get("data", {}).get("clients", self.federation.sites or 1)
@@ -141,10 +146,11 @@ class RunConfig:
             raise ConfigError(
                 f"attack.kind = {config.attack.kind!r}: attackers are simulated, and sites are real; use `fedfa run`"
             )
-        if config.privacy.on and (self.federation.evaluation != "server" or self.federation.replace):
+        guarded = config.privacy.on or config.privacy.masks
+        if guarded and (self.federation.evaluation != "server" or self.federation.replace):
             raise ConfigError(
-                "differential privacy accounts neither for evaluations on the sites' data nor for sites that replace "
-                'others; set federation.evaluation = "server" and federation.replace = false'
+                "with [privacy] there are neither evaluations on the sites' data, which would tell of single sites, "
+                'nor sites that replace others; set federation.evaluation = "server" and federation.replace = false'
             )
         if config.diagnostics.on:
             raise ConfigError(

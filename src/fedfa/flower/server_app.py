@@ -39,8 +39,10 @@ from fedfa.flower.config import FederationConfig, RunConfig  # noqa: E402
 from fedfa.flower.engine import CHECKPOINTS, FlowerEngine, RoundImpossibleError  # noqa: E402
 from fedfa.flower.node_registry import NodeRegistry  # noqa: E402
 from fedfa.flower.operate.keys import site_keys  # noqa: E402
+from fedfa.flower.secure_engine import SecureFlowerEngine  # noqa: E402
 from fedfa.flower.site import DataLoader, outputs_of, own_test_data, require_model, without_data  # noqa: E402
 from fedfa.flower.transport import Transport  # noqa: E402
+from fedfa.protection.secure.encoding import SMALLEST  # noqa: E402
 
 log = logging.getLogger("fedfa")
 
@@ -107,6 +109,10 @@ def federate(
     own_data = registry.input_shape is not None
     config = RunConfig(run_config, own_data=own_data)
     settings = _name_own(config.config(sites), network=make_model is not None, data=own_data)
+    if settings.privacy.masks and sites < SMALLEST:
+        raise FederationError(
+            f"privacy.masks = true needs {SMALLEST} sites or more, not {sites}: a sum of two tells each the other's"
+        )
     connected = len(registry.connected)
     log.info("%s with %d sites (%d connected); run directory %s", settings.algorithm.name, sites, connected, out)
 
@@ -116,17 +122,18 @@ def federate(
         data = None
         if own_data:
             data = _without_data(resolved, registry, make_model, load_test_data, run_config)
-            if len(data.dataset.test) == 0 and resolved.privacy.on:
+            if len(data.dataset.test) == 0 and (resolved.privacy.on or resolved.privacy.masks):
                 raise FederationError(
-                    "the server has no test data, and evaluations on the sites' data are not accounted by differential "
-                    "privacy; give the server's app load_test_data"
+                    "the server has no test data, and with [privacy] there are no evaluations on the sites' data; give "
+                    "the server's app load_test_data"
                 )
             if len(data.dataset.test) == 0 and rules.evaluation != "sites":
                 log.warning("the server has no test data: models are evaluated on the sites")
                 rules = rules.model_copy(update={"evaluation": "sites"})
         found = SitesExperiment.from_config(resolved, model=make_model, data=data)
         assert isinstance(found, SitesExperiment)
-        found.make_engine = lambda: FlowerEngine(found, transport, registry, rules, record.run)
+        kind = SecureFlowerEngine if resolved.privacy.masks else FlowerEngine
+        found.make_engine = lambda: kind(found, transport, registry, rules, record.run)
         found.announced = record.sizes if own_data else None
         return found
 

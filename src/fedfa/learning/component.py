@@ -128,7 +128,7 @@ class Component(BaseModel):
 
     @property
     def refuses(self) -> Mapping[str, str]:
-        """Protections (``"robust"``, ``"privacy"``) that it cannot work under with these options, with the reasons."""
+        """Protections (``"robust"``, ``"privacy"``, ``"masks"``) that its options rule out, with the reasons."""
         return {}
 
     def __repr_args__(self) -> list[tuple[str | None, Any]]:

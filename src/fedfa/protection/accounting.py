@@ -61,12 +61,13 @@ class Mechanism:
 
     def epsilon(self, rounds: int) -> float:
         """ε after so many rounds."""
-        if rounds == 0:
-            return 0.0
-        if self.sampling == "fixed size":
-            return self.rdp_epsilon(rounds)
-        composed = self._one_round.self_compose(rounds)
-        return float(composed.get_epsilon_for_delta(self._delta(rounds)))
+        if rounds not in self._known:
+            if self.sampling == "fixed size":
+                self._known[rounds] = self.rdp_epsilon(rounds)
+            else:
+                composed = self._one_round.self_compose(rounds)
+                self._known[rounds] = float(composed.get_epsilon_for_delta(self._delta(rounds)))
+        return self._known[rounds]
 
     def rdp_epsilon(self, rounds: int) -> float:
         """ε after so many rounds by Rényi divergences: for fixed-size cohorts the bound, otherwise a cross-check."""
@@ -86,6 +87,11 @@ class Mechanism:
     def _delta(self, rounds: int) -> float:
         """δ less the probability that a Poisson cohort had to be drawn again because it was empty."""
         return self.delta - (rounds * (1 - self.rate) ** self.clients if self.sampling == "poisson" else 0.0)
+
+    @cached_property
+    def _known(self) -> dict[int, float]:
+        """ε by number of rounds, as far as it was computed."""
+        return {0: 0.0}
 
     @cached_property
     def _one_round(self) -> Any:
@@ -134,7 +140,13 @@ def budget(config: PrivacyConfig, *, poisson: bool, clients: int, cohort: int, r
     if config.noise is None:
         assert config.epsilon is not None
         mechanism = calibrated(mechanism, config.epsilon, rounds)
-    return Budget(mechanism, config.epsilon if config.epsilon is not None else math.inf)
+    found = Budget(mechanism, config.epsilon if config.epsilon is not None else math.inf)
+    if not found.allows(1):
+        raise ConfigError(
+            f"privacy.noise = {config.noise:g}: a single round spends {mechanism.epsilon(1):.3g}, more than "
+            f"privacy.epsilon = {config.epsilon:g}; leave privacy.noise out, and as much as is needed is added"
+        )
+    return found
 
 
 @lru_cache(maxsize=64)

@@ -10,6 +10,7 @@ from fedfa.protection.attacks import Attack, attackers
 from fedfa.protection.changes import state_groups
 from fedfa.protection.privacy import Privacy
 from fedfa.protection.robust import RobustRule
+from fedfa.protection.secure.encoding import FixedPoint
 from fedfa.protection.settings import AggregationConfig, AttackConfig, PrivacyConfig
 
 
@@ -18,6 +19,7 @@ def protections(
     aggregation: AggregationConfig,
     attack: AttackConfig,
     privacy: Privacy | None,
+    masks: bool,
     clients: int,
     seed: int,
 ) -> list[Component]:
@@ -28,6 +30,7 @@ def protections(
         aggregation: Config section.
         attack: Config section.
         privacy: From :func:`private`, where it is on.
+        masks: Whether contributions are summed securely.
         clients: Clients in the federation.
         seed: Seed of the training, which also chooses the attackers.
 
@@ -52,12 +55,19 @@ def protections(
                 f"aggregation.rule = {aggregation.rule!r} compares single contributions; the noise of privacy.epsilon "
                 "is calibrated for their sum: choose one of the two"
             )
-    return [*found, *([] if privacy is None else [privacy])]
+        if masks:
+            raise ConfigError(
+                f"aggregation.rule = {aggregation.rule!r} compares single contributions, which masks hide; leave out "
+                "privacy.masks, or the rule"
+            )
+    found += [] if privacy is None else [privacy]
+    if masks:
+        check(algorithm, "masks", "privacy.masks = true")
+        found.append(FixedPoint(clients=clients))
+    return found
 
 
-def private(
-    algorithm: Algorithm, config: PrivacyConfig, mechanism: Mechanism, *, simulation: bool, diagnostics: bool
-) -> Privacy:
+def private(algorithm: Algorithm, config: PrivacyConfig, mechanism: Mechanism, *, simulation: bool) -> Privacy:
     """The component of differential privacy.
 
     Args:
@@ -65,17 +75,11 @@ def private(
         config: Config section.
         mechanism: With the noise to add.
         simulation: Whether clients and noise are simulated.
-        diagnostics: Whether diagnostics are on.
 
     Raises:
         ConfigError: Something would release what is not accounted.
     """
     check(algorithm, "privacy", "differential privacy")
-    if diagnostics:
-        raise ConfigError(
-            "diagnostics look into single clients, which differential privacy does not account for; leave "
-            "diagnostics.every and diagnostics.features out"
-        )
     names = {component.name for component in algorithm.enabled}
     if unknown := [name for name in config.scales if name.partition("/")[0] not in names]:
         raise ConfigError(f"privacy.scales.{unknown[0]}: the algorithm has the components {', '.join(sorted(names))}")

@@ -59,7 +59,7 @@ class AttackConfig(_Settings):
 
 
 class PrivacyConfig(_Settings):
-    """Differential privacy of clients; off unless ``epsilon`` or ``noise`` is set. See docs/privacy.md."""
+    """Differential privacy of clients, on where ``epsilon`` or ``noise`` is set; secure sums. See docs/privacy.md."""
 
     epsilon: float | None = Field(None, gt=0)
     """Budget ε of the whole run. The run stops before a round that would exceed it."""
@@ -77,6 +77,9 @@ class PrivacyConfig(_Settings):
     scales: dict[str, float] = Field(default_factory=dict)
     """Relative scales in the joint norm by component, e.g. ``privacy.scales.anchors = 10``; 1 where left out. A
     component with a large scale uses up less of the clip and receives more noise."""
+    masks: bool = False
+    """Secure sums: a federation's server sees masked contributions and their sum, never a single one. A simulation has
+    the same bits, without masks."""
 
     @property
     def on(self) -> bool:
