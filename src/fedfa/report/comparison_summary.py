@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from fedfa.errors import RunError
+from fedfa.experiment.run_directory import RunDirectory
 from fedfa.experiment.sweep import Cell, Comparison
 from fedfa.report.comparison_table import HEADER, comparison_rows
+from fedfa.report.marks import marked, marks_of, marks_text
 from fedfa.report.paired_differences import PAIRS_HEADER, PAIRS_LEGEND, Scores, paired_rows, scores_of
 from fedfa.seed_means import MEANING, SeedMean, csv_cells
 from fedfa.text_tables import csv_table, latex_table, latex_text, markdown_table
@@ -54,6 +56,12 @@ class SettingResults:
         scores = self.scores.get(method, {})
         return SeedMean.over({seed: scores[seed]["final_accuracy"] for seed in sorted(scores)})
 
+    def marks_of(self, method: str) -> str:
+        """Marks of a method: whose model was evaluated, and on what."""
+        return "".join(
+            marks_of(RunDirectory(cell.directory).metrics()) for cell in self.finished if cell.title == method
+        )
+
     def missing_of(self, method: str) -> str:
         """The runs of a method without a result, each with the reason."""
         cells = [cell for cell in self.cells if cell.title == method and cell.name in self.missing]
@@ -90,7 +98,13 @@ def why_missing(work: Comparison, cell: Cell) -> str | None:
 
 def method_rows(results: Sequence[SettingResults]) -> list[list[str]]:
     """A row per method, a cell per setting: mean(standard deviation) over seeds [number of seeds]."""
-    return [[method, *(str(one.of(method) or NOTHING) for one in results)] for method in _methods(results)]
+    return [
+        [
+            marked(method, [one.marks_of(method) for one in results]),
+            *(str(one.of(method) or NOTHING) for one in results),
+        ]
+        for method in _methods(results)
+    ]
 
 
 def notes(results: Sequence[SettingResults]) -> list[str]:
@@ -110,7 +124,8 @@ def legend(results: Sequence[SettingResults]) -> str:
         when = f"the last of {next(iter(rounds.values()))} rounds"
     else:
         when = f"the last round ({'; '.join(f'{title}: {number}' for title, number in rounds.items())})"
-    return f"Accuracy in percent after {when}, {MEANING}."
+    marks = marks_text(one.marks_of(method) for one in results for method in one.methods)
+    return f"Accuracy in percent after {when}, {MEANING}." + (f" {marks}" if marks else "")
 
 
 def as_markdown(results: Sequence[SettingResults]) -> str:
