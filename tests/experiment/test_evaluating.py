@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from fedfa.errors import ConfigError, RunError
 from fedfa.experiment.experiment import Experiment
 from fedfa.experiment.record import accuracies, whose_accuracy
 from fedfa.experiment.run import run
+from fedfa.experiment.sweep import Cell
+from fedfa.report.comparison_summary import SettingResults, as_markdown
 from tests.experiment.run_toys import small, timeless
 from tests.learning.test_personal_evaluation import network, two_domains
 
@@ -137,3 +140,23 @@ def test_a_metric_that_fails_is_reported_and_the_round_is_not_lost(blobs: DataSe
 def test_what_cannot_be_is_refused(evaluation: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         small("fedavg", evaluation=evaluation)
+
+
+def test_tables_say_whose_model_was_tested_on_what(blobs: DataSet, tmp_path: Path) -> None:
+    """A table with a global model, clients' models and a validated run: each is marked, metrics name their averages."""
+    chosen: dict[str, Any] = {"metrics": ["macro_f1"], "clients": "all"}
+    cells = []
+    for method in ("fedavg", "local"):
+        config = small(method, evaluation=chosen, rounds=1)
+        run(config, tmp_path / f"{method}-s1", data=blobs)
+        cells.append(Cell(method, config, tmp_path / f"{method}-s1"))
+    validated = small("fedprox", data={"validation": "server:0.2"}, rounds=1)
+    run(validated, tmp_path / "fedprox-s1", data=blobs)
+    cells.append(Cell("fedprox", validated, tmp_path / "fedprox-s1"))
+    page = as_markdown([SettingResults(("blobs",), cells, {})])
+    for line in ("| fedavg |", "| local † |", "| fedprox ‡ |", "macro_f1 (classes)", "own data: worst tenth"):
+        assert line in page
+    assert "† no global model" in page
+    assert "‡ with validation samples" in page
+    assert "clients' own |" in page
+    assert re.search(r"^\| fedavg \| 1 \| [\d.]+ \| [\d.]+ \| [\d.]+ \[1\] \|", page, re.MULTILINE), "the mean of one"

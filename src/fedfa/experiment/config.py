@@ -28,8 +28,7 @@ from fedfa.learning.algorithm import Algorithm
 from fedfa.learning.cohort import Selection
 from fedfa.learning.context import LocalTraining
 from fedfa.learning.device import DeviceName
-from fedfa.learning.metrics import OWN as OWN_METRIC
-from fedfa.learning.metrics import metric
+from fedfa.learning.metrics import is_own, metric
 from fedfa.stacking.choice import Execution
 
 OWN = "own"
@@ -168,7 +167,7 @@ class EvaluationConfig(Section):
     @classmethod
     def _metrics(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
-            if not name.startswith(OWN_METRIC) and "." not in name and "__main__" not in name:
+            if not is_own(name):  # a file is read when it is needed
                 metric(name)
         if len(set(names)) < len(names):
             raise ValueError("a metric is named twice; name each once")

@@ -23,6 +23,7 @@ import numpy as np
 
 from fedfa.data import Federation
 from fedfa.engines.engine import Engine
+from fedfa.errors import DataError
 from fedfa.experiment.record import evaluation_values
 from fedfa.learning.client import MODEL
 from fedfa.learning.evaluate import Evaluation, Part, mean_evaluation
@@ -51,6 +52,8 @@ def evaluate_round(
     by_client: dict[str, Any] = {}
     if experiment.is_personal:  # this round's clients, each with its own tensors on its own samples
         each = _each_client(experiment, engine, state, broadcast, clients, on)
+        if not each:
+            raise DataError(f"none of the round's clients has {on} samples; give clients more, or a larger share")
         evaluation = mean_evaluation(list(each.values()))
         by_client = {"client_accuracy": {str(client): one.accuracy for client, one in each.items()}}
     else:
@@ -135,7 +138,7 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
     Example:
         >>> spread([0.5, 1.0, 0.75, 0.75])
-        {'clients': 4, 'mean': 0.75, 'worst_decile': 0.5, 'spread': 0.17677669529663687}
+        {'clients': 4, 'mean': 0.75, 'worst_decile': 0.5, 'spread': 0.1767766952966369}
     """
     worst = sorted(values)[: math.ceil(len(values) / 10)]
     mean = math.fsum(values) / len(values)

@@ -236,7 +236,7 @@ def metric(name: str, given: Mapping[str, Function] | None = None) -> Metric:
             return Metric(name, lambda labels, scores: top_accuracy(labels, scores, count))
         if kind == "calibration_error" and count:
             return Metric(name, lambda y, scores: calibration_error(y, scores, count), lower_is_better=True)
-    if ":" in name and ("." in name or name.startswith("__main__")):
+    if is_own(name):
         return Metric(name, _referenced(name))
     raise ConfigError(
         f"unknown metric {name!r}{nearest(name, KNOWN)}; known: {', '.join(KNOWN)}, and your own as FILE.py:FUNCTION"
@@ -252,6 +252,16 @@ def _referenced(name: str) -> Function:
         raise ConfigError(f"evaluation.metrics: {name} is no function; name a function of (labels, scores)")
     checked: Function = function
     return checked
+
+
+def is_own(name: str) -> bool:
+    """Whether a name is that of a function of the user's.
+
+    Example:
+        >>> is_own("mine.py:kappa"), is_own("own:kappa"), is_own("top:5")
+        (True, True, False)
+    """
+    return ":" in name and ("." in name or name.startswith((OWN, "__main__")))
 
 
 def name_of(asked: str | Function) -> str:

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from fedfa.errors import RunError
+from fedfa.experiment.recorded_runs import read_run
 from fedfa.experiment.run_directory import RunDirectory
 from fedfa.experiment.sweep import Cell, Comparison
 from fedfa.report.comparison_table import HEADER, comparison_rows
 from fedfa.report.marks import marked, marks_of, marks_text
+from fedfa.report.metric_table import NOTE, metric_table
 from fedfa.report.paired_differences import PAIRS_HEADER, PAIRS_LEGEND, Scores, paired_rows, scores_of
 from fedfa.seed_means import MEANING, SeedMean, csv_cells
 from fedfa.text_tables import csv_table, latex_table, latex_text, markdown_table
@@ -80,6 +82,12 @@ class SettingResults:
         """A row per finished run."""
         return comparison_rows([cell.directory for cell in self.finished])
 
+    def metric_table(self) -> tuple[list[str], list[list[str]]] | None:
+        """Metrics and clients' own data of the methods; None if there are none."""
+        return metric_table(
+            {m: [read_run(cell.directory) for cell in self.finished if cell.title == m] for m in self.methods}
+        )
+
     def pair_rows(self) -> list[tuple[str, ...]]:
         """A row per pair of methods: the differences on the seeds that both have."""
         return paired_rows(self.scores)
@@ -137,6 +145,8 @@ def as_markdown(results: Sequence[SettingResults]) -> str:
         if rows := one.run_rows():
             blocks += [f"**{one.title}**"] if len(results) > 1 else []
             blocks.append(markdown_table(HEADER, rows))
+        if (measured := one.metric_table()) is not None:
+            blocks += [markdown_table(*measured), NOTE]
         if pairs := one.pair_rows():
             blocks.append(markdown_table(PAIRS_HEADER, pairs))
     if any(one.pair_rows() for one in results):

@@ -13,6 +13,7 @@ from fedfa.report.html.figures import MethodStyles, reach
 from fedfa.report.html.grouping import Chapter, MethodRuns
 from fedfa.report.html.palette import Style
 from fedfa.report.marks import marked, marks_of, marks_text
+from fedfa.report.metric_table import NOTE, metric_table
 from fedfa.seed_means import SeedMean
 
 
@@ -106,7 +107,11 @@ def results(chapter: Chapter, method_styles: MethodStyles) -> str:
     meanings = "; ".join(f"{name}: {meaning}" for _, name, meaning, *_ in _COLUMNS)
     table = _table(head, rows, "Results by method", " class='sorts'")
     marks = marks_text(marks_of(run.metrics) for run in chapter.runs)
-    return _with_note(table, f"{seeds_note}Bold: the highest. {meanings}. {_fewer(chapter)}{marks}".rstrip())
+    made = _with_note(table, f"{seeds_note}Bold: the highest. {meanings}. {_fewer(chapter)}{marks}".rstrip())
+    measured = metric_table({method.name: method.runs for method in chapter.methods})
+    if measured is None:
+        return made
+    return made + plain(Table(measured[0], measured[1], note=NOTE), "Metrics by method")
 
 
 def _fewer(chapter: Chapter) -> str:
