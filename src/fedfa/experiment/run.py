@@ -19,6 +19,7 @@ from fedfa.experiment.config import Config, affects_result
 from fedfa.experiment.experiment import Callback, Experiment
 from fedfa.experiment.layers import flat
 from fedfa.experiment.record import accuracies, costs
+from fedfa.experiment.recorded_split import record_split
 from fedfa.experiment.run_directory import RunDirectory
 from fedfa.learning.round import ServerState
 from fedfa.learning.tensors import Tensors
@@ -123,6 +124,7 @@ def _record_rounds(
     config = experiment.config
     experiment.restore(state, directory.metrics(), directory.client_states)
     directory.write_preprocessing(experiment.preprocessing)
+    record_split(experiment, directory)
     for record in experiment.rounds(progress=False):
         directory.append_metrics(record.to_dict())
         if experiment.observation is not None and not record.final_pass:
