@@ -11,7 +11,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/experiments.md")}
+PAGES = {
+    name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/experiments.md", "docs/start.md")
+}
 
 
 def blocks(kind: str, text: str = README) -> list[tuple[str, str]]:
@@ -36,6 +38,7 @@ def test_pages_hold_the_expected_number_of_examples() -> None:
     assert {page: len(blocks("python", text)) for page, text in PAGES.items()} == {
         "README.md": 2,
         "docs/experiments.md": 5,
+        "docs/start.md": 2,
     }
     assert [name for name, _ in blocks("file")] == ["pull.py"]
 
