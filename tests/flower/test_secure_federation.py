@@ -189,3 +189,18 @@ def test_the_layout_is_what_a_client_sends(tmp_path: Path) -> None:
     example = made.federation.dataset.train.inputs[:2]
     spec = contribution_spec(engine._trainer, made.training.plan(made.state, made.local), example)
     assert layout_of(spec) == Layout.of(statistics.results[0].contribution)
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_a_federation_with_a_budget_records_it_and_draws_noise_that_no_seed_gives(
+    masks: bool, tmp_path: Path, data_dir: Path
+) -> None:
+    config = {"algorithm": "fedfa", "rounds": 1, "privacy.epsilon": 20.0, "privacy.masks": masks}
+    ends = []
+    for name in ("first", "second"):
+        out = federate(tmp_path, {**config, "data.dir": str(data_dir)}, 3, folder=name)
+        (record,) = (json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines())
+        assert record["epsilon"] == pytest.approx(20.0, rel=2e-3)
+        assert record["train_loss"] is None
+        ends.append(load_tensors(out / "model.safetensors"))
+    assert not equal_tensors(*ends)

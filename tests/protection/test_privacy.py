@@ -26,7 +26,7 @@ from fedfa.protection.noise import from_system
 from fedfa.protection.privacy import Privacy
 from tests.protection.small import experiment, one_round
 
-REFUSED = {"ccvr", "matching", "centralised", "local", "fedproto", "fednova", "fednh"}
+REFUSED = {"ccvr", "matching", "centralised", "local", "fedproto", "fednova", "fednh", "fedrep", "ditto"}
 """Methods that refuse differential privacy."""
 
 
@@ -274,6 +274,8 @@ def test_what_is_not_accounted_is_refused(blobs: DataSet) -> None:
     assert "final pass" in refused({"algorithm": {"final": {"steps": 5}}}, "fedfa") or "not accounted" in refused(
         {"algorithm": {"final": {"steps": 5}}}, "fedfa"
     )
+    assert "samples of clients" in refused({"data": {"validation": "clients:0.1"}})
+    assert "evaluations of single clients" in refused({"evaluation": {"clients": "all"}})
     assert 'set it to "poisson" or "uniform"' in refused({"cohort": {"selection": "size"}})
     assert "the algorithm has the components" in refused({"privacy": {"noise": 1.0, "scales": {"anchor": 2.0}}})
     with pytest.raises(ConfigError, match="evaluations on the sites' data"):
@@ -308,6 +310,24 @@ def test_poisson_cohorts_are_independent_draws_and_never_empty() -> None:
     assert all(len(set(cohort)) == len(cohort) for cohort in cohorts)
     assert min(len(choose_cohort(np.ones(3, dtype=np.int64), 1, "poisson", 1, r)) for r in range(50)) >= 1
     assert cohorts[7] == choose_cohort(sizes, 10, "poisson", 1, 7)
+
+
+def test_the_sampling_rate_is_that_among_clients_with_samples(blobs: DataSet) -> None:
+    """Empty clients are never drawn, so those with samples are drawn more often, which costs more."""
+    from fedfa.data import Federation
+    from fedfa.data.partitions.assignment import Partition
+
+    split = blobs.split("iid", clients=20, seed=1)
+    empty = np.concatenate([split.partition.offsets, np.full(20, split.partition.offsets[-1])])
+    doubled = Federation(blobs, Partition(split.partition.order, empty.astype(split.partition.offsets.dtype)))
+    settings = {"privacy": {"noise": 3.0}}
+    found = [
+        Experiment("fedavg", data=data, model="mlp", cohort=5, planned_rounds=4, settings=settings).budget
+        for data in (split, doubled)
+    ]
+    assert found[0] is not None
+    assert found[1] is not None
+    assert found[1].mechanism == found[0].mechanism
 
 
 def test_the_denominator_is_the_planned_cohort_not_who_came(blobs: DataSet) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedfa.data import Federation
-from fedfa.errors import ConfigError
+from fedfa.errors import AlgorithmError, ConfigError
 from fedfa.experiment.config import Config
 from fedfa.learning.algorithm import Algorithm
 from fedfa.learning.component import Component
@@ -26,20 +26,42 @@ def protections(
     Raises:
         FedfaError: With the reason why something cannot be combined.
     """
+    if config.privacy.on or config.privacy.masks:
+        _refuse_looks_at_clients(config, algorithm)
     privacy = None
     if budget is not None:
         privacy = assembly.private(algorithm, config.privacy, budget.mechanism, simulation=simulation)
     masks = config.privacy.masks
-    if config.diagnostics.on and (masks or privacy is not None):
+    return assembly.protections(algorithm, config.aggregation, config.attack, privacy, masks, clients, config.seed)
+
+
+def _refuse_looks_at_clients(config: Config, algorithm: Algorithm) -> None:
+    """Refuse whatever tells about single clients beside the protected sum."""
+    if config.diagnostics.on:
         raise ConfigError(
             "diagnostics look into single clients, which differential privacy and masks rule out; leave "
             "diagnostics.every and diagnostics.features out"
         )
-    return assembly.protections(algorithm, config.aggregation, config.attack, privacy, masks, clients, config.seed)
+    if config.data.validation is not None and config.data.validation.startswith("clients"):
+        raise ConfigError(
+            f"data.validation = {config.data.validation!r}: accuracies on samples of clients are neither accounted by "
+            'differential privacy nor summed under masks; use "server:0.1", samples that the server itself holds'
+        )
+    whose = config.evaluation.clients or ("cohort" if algorithm.personal_model is not None else "none")
+    if whose != "none":
+        raise AlgorithmError(
+            "differential privacy and masks rule out evaluations of single clients: set evaluation.clients = "
+            '"none", and the global model is evaluated'
+        )
 
 
-def budget_of(config: Config, clients: int) -> Budget:
+def budget_of(config: Config, clients: int, holders: int) -> Budget:
     """The budget of differential privacy; noise is calibrated for the planned rounds.
+
+    Args:
+        config: What to do.
+        clients: Number of clients.
+        holders: Number of clients with samples, from which cohorts are drawn.
 
     Raises:
         ConfigError: Cohorts are drawn in a way that is not accounted.
@@ -50,7 +72,7 @@ def budget_of(config: Config, clients: int) -> Budget:
             '"poisson" or "uniform"'
         )
     poisson, cohort = config.cohort.selection == "poisson", config.cohort.count(clients)
-    return budget(config.privacy, poisson=poisson, clients=clients, cohort=cohort, rounds=config.rounds)
+    return budget(config.privacy, poisson=poisson, clients=holders, cohort=cohort, rounds=config.rounds)
 
 
 def with_attackers(config: Config, federation: Federation) -> Federation:

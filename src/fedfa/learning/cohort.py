@@ -39,7 +39,7 @@ def choose_cohort(
         return []
     if selection == "poisson":
         draw = stream(seed, "cohort", round)
-        while not len(drawn := candidates[draw.random(len(candidates)) < count / len(sizes)]):
+        while not len(drawn := candidates[draw.random(len(candidates)) < count / len(candidates)]):
             pass
         return [int(client) for client in draw.permutation(drawn)]
     if selection == "authors":

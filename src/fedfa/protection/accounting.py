@@ -39,7 +39,7 @@ class Mechanism:
     Args:
         noise: Noise multiplier z: standard deviation of the noise, divided by the clip.
         sampling: How cohorts are drawn.
-        clients: Clients in the federation.
+        clients: Clients from which cohorts are drawn.
         cohort: Clients in a cohort; with Poisson sampling their expected number.
         delta: δ.
 

@@ -175,7 +175,7 @@ def poisoned(federation: Federation, config: AttackConfig, clients: Sequence[int
         inputs[chosen] = patched(dataset, inputs[chosen])
         labels[chosen] = config.target
         train = replace(dataset.train, inputs=inputs, labels=labels)
-    return Federation(replace(dataset, train=train), federation.partition)
+    return Federation(replace(dataset, train=train), federation.partition, validation=federation.validation)
 
 
 def _share(config: AttackConfig, samples: int) -> int:

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedfa.errors import AlgorithmError
 from fedfa.learning.aggregate import Contribution, WeightedSum, flatten_contribution, unflatten_contribution
 from fedfa.learning.component import Component
-from fedfa.learning.context import ClientContext
+from fedfa.learning.context import ClientContext, Role, Task
 from fedfa.learning.tensors import Tensors
 
 FRACTION_BITS = 24
@@ -41,6 +41,15 @@ class FixedPoint(Component):
     def largest(self) -> float:
         """Largest absolute value of a client."""
         return float(2 ** (TOTAL_BITS - FRACTION_BITS) // self.clients)
+
+    def init(self, task: Task, rng: np.random.Generator) -> Tensors:
+        """No state. Tensors that clients keep are refused: somebody would have to tell how good they are."""
+        if kept := [name for name, role in task.roles.items() if role is Role.LOCAL]:
+            raise AlgorithmError(
+                f"privacy.masks = true cannot be used where clients keep tensors ({kept[0]!r} …): the accuracy that is "
+                "reported would be that of single clients' own models; share the whole model"
+            )
+        return {}
 
     def protect(self, ctx: ClientContext, contribution: Contribution) -> Contribution:
         """The contribution in double precision, in multiples of 2⁻²⁴."""
