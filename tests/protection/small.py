@@ -28,7 +28,7 @@ def experiment(
         data=data.split(partition, clients=clients, seed=3),
         model="mlp",
         cohort=clients if cohort is None else cohort,
-        local=local or LocalTraining(epochs=1, batch_size=16, lr=0.1),
+        local=local or LocalTraining(epochs=2 if algorithm == "fedrep" else 1, batch_size=16, lr=0.1),
         workers=workers,
         planned_rounds=rounds,
         device="cpu",

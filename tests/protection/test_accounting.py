@@ -26,7 +26,11 @@ SETTINGS: list[tuple[Sampling, int, int, float, int, float]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("sampling", "clients", "cohort", "noise", "rounds", "delta"), SETTINGS)
+QUICK = [one for one in SETTINGS if one[0] != "fixed size"] + SETTINGS[-2:]
+CHOSEN = [pytest.param(*one, marks=() if one in QUICK else pytest.mark.slow) for one in SETTINGS]
+
+
+@pytest.mark.parametrize(("sampling", "clients", "cohort", "noise", "rounds", "delta"), CHOSEN)
 def test_epsilon_is_that_of_dp_accounting(
     sampling: Sampling, clients: int, cohort: int, noise: float, rounds: int, delta: float
 ) -> None:

@@ -107,6 +107,7 @@ def test_the_encoding_hardly_changes_a_round(blobs: DataSet) -> None:
         assert torch.allclose(encoded.to_tensors()[name].double(), value.double(), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [name for name in methods() if name != "fedbn"])
 def test_every_method_runs_in_fixed_point_or_refuses_with_a_reason(method: str, blobs: DataSet) -> None:
     settings = {"privacy": {"masks": True}}

@@ -94,7 +94,9 @@ def test_shares_at_zero_or_twice_are_refused() -> None:
 
 
 # -- sums -----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("clients", "degree"), [(3, None), (7, None), (12, 6), (60, None)])
+@pytest.mark.parametrize(
+    ("clients", "degree"), [(3, None), (7, None), (12, 6), pytest.param(60, None, marks=pytest.mark.slow)]
+)
 def test_the_sum_is_exact(clients: int, degree: int | None) -> None:
     session = Session(vectors(clients), degree)
     assert np.array_equal(session.run(), session.expected())
@@ -110,7 +112,7 @@ def test_clients_lost_at_any_stage_do_not_matter_while_enough_are_left(stage: in
     assert np.array_equal(session.run(), session.expected())
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.integers(0, 2**31), st.dictionaries(st.integers(0, 9), st.integers(1, 4), max_size=7))
 def test_losses_at_several_stages_end_in_the_exact_sum_or_in_an_error(seed: int, lost: dict[int, int]) -> None:
     session = Session(vectors(10, 5, seed), lost=lost)
