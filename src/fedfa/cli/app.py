@@ -222,18 +222,21 @@ def compare(
     jobs: Jobs = None,
 ) -> None:
     """Train several algorithms in one setting or more, and print them side by side. Continues where it stopped."""
-    from fedfa.cli.compare import run_compare
-    from fedfa.experiment.variations import parse_variation, plan_configs
+    from fedfa.experiment.run_processes import RunProcesses
 
-    bases: dict[str, dict[str, Any]] = {}
-    for name in preset or (None,):
-        base, asked = layers_of(file, name, assignments, rounds, data_dir)
-        title = name or (file.stem if file else "")
-        if title in bases:
-            raise typer.BadParameter(f"--preset {title} is given twice; name each once")
-        bases[title] = base
-    planned = plan_configs(bases, asked, [parse_variation(text) for text in vary or []], out)
-    run_compare(console, algorithm or ["all"], seed or [], planned, out, jobs)
+    with RunProcesses().prestart() as processes:  # it starts while this process imports torch
+        from fedfa.cli.compare import run_compare
+        from fedfa.experiment.variations import parse_variation, plan_configs
+
+        bases: dict[str, dict[str, Any]] = {}
+        for name in preset or (None,):
+            base, asked = layers_of(file, name, assignments, rounds, data_dir)
+            title = name or (file.stem if file else "")
+            if title in bases:
+                raise typer.BadParameter(f"--preset {title} is given twice; name each once")
+            bases[title] = base
+        planned = plan_configs(bases, asked, [parse_variation(text) for text in vary or []], out)
+        run_compare(console, algorithm or ["all"], seed or [], planned, out, jobs, processes)
 
 
 @app.command()
