@@ -14,7 +14,7 @@ from fedfa.cli.app import app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGE_NAMES = ("README.md", "docs/experiments.md", "docs/evaluation.md", "docs/tuning.md")
+PAGE_NAMES = ("README.md", "docs/experiments.md", "docs/evaluation.md", "docs/tuning.md", "docs/start.md")
 PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in PAGE_NAMES}
 
 
@@ -42,6 +42,7 @@ def test_pages_hold_the_expected_number_of_examples() -> None:
         "docs/experiments.md": 5,
         "docs/evaluation.md": 1,
         "docs/tuning.md": 1,
+        "docs/start.md": 2,
     }
     assert [name for name, _ in blocks("file")] == ["pull.py"]
 

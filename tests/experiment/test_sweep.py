@@ -58,8 +58,15 @@ def test_runs_in_processes_are_those_of_this_process_and_a_failure_does_not_stop
     """The logistic network has no normalisation layers: fedbn is refused, with its reason; the rest is there."""
     cells = plan_cells(["fedbn", "fedavg", "fedfa"], [1], [QUICK], tmp_path / "compare")
     seen: list[tuple[str, int]] = []
-    work = Comparison(cells, 2, lambda cell, record: seen.append((cell.title, record["round"])))
+    counted: list[tuple[int, int]] = []
+    work = Comparison(
+        cells,
+        2,
+        lambda cell, record: seen.append((cell.title, record["round"])),
+        count=lambda finished, runs: counted.append((finished, runs)),
+    )
     work.run()
+    assert counted == [(0, 3), (1, 3), (2, 3)]
     assert list(work.failed) == ["fedbn-s1"]
     assert "normalisation" in work.failed["fedbn-s1"]
     assert sorted(seen) == [("fedavg", 1), ("fedavg", 2), ("fedfa", 1), ("fedfa", 2)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
-from fedfa.cli.common import plain_table
+from fedfa.cli.common import plain_table, print_json
 from fedfa.cli.progress import RoundsProgress
 from fedfa.errors import AlgorithmError, ConfigError, FedfaError
 
@@ -28,17 +28,22 @@ def run_compare(
     out: Path,
     jobs: int | None,
     processes: RunProcesses,
+    *,
+    as_json: bool = False,
 ) -> None:
-    """Run what is missing, print the tables, write them to ``table.*``; fail at the end if a run is missing."""
+    """Run what is missing, print the tables, write them to ``table.*``; fail at the end if a run is missing.
+
+    With ``as_json``, standard output holds only the JSON; the console is another one.
+    """
     from fedfa.experiment.sweep import Comparison
-    from fedfa.report.comparison_summary import SettingResults, why_missing
+    from fedfa.report.comparison_summary import SettingResults, as_values, why_missing
 
     planned = [_cells_of(console, setting, methods, seeds) for setting in config]
     wanted = [cell for cells, _ in planned for cell in cells]
     _get_data(console, wanted)
     out.mkdir(parents=True, exist_ok=True)
     with RoundsProgress(console) as progress:
-        work = Comparison(wanted, jobs, progress.watch, processes=processes)
+        work = Comparison(wanted, jobs, progress.watch, count=progress.count, processes=processes)
         progress.during(work.run)
     results = []
     for setting, (cells, left_out) in zip(config, planned, strict=True):
@@ -50,7 +55,10 @@ def run_compare(
             console.print(f"skipped: {escape(name)}, another process is working on it", soft_wrap=True)
     if any(one.finished for one in results):
         _write_results(results, out)  # first: printing may fail, as when the output is piped to `head`
-        _print_results(console, results)
+        if as_json:
+            print_json(as_values(results))
+        else:
+            _print_results(console, results)
         written = f"{escape(str(out / 'table.md'))}, table.tex and table.csv"
         console.print(f"Also in {written}; the runs' records are beside them.", soft_wrap=True)
     else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -53,6 +53,7 @@ class DataConfig(Section):
     clients: int | None = Field(None, ge=1)
     """Number of clients; left out: 100, or as many as the data have with ``partition = "natural"``."""
     partition: PartitionSpec = Field(default_factory=lambda: parse_partition("shards:2"))
+    """How samples are assigned to clients, e.g. ``"shards:2"`` or ``"dirichlet:0.1"``; see docs/data.md."""
     seed: int = Field(1, ge=0)
     """Seed of the split; the training has its own."""
     normalise: Literal["dataset", "authors"] = "dataset"
@@ -94,17 +95,19 @@ class ModelConfig(Section):
     """Which network."""
 
     name: str = "cnn-fmnist"
+    """A network of fedfa, or one of your own as ``file.py:Class``."""
     head: str | None = None
     """Name of the linear classifier, where it cannot be found by itself."""
     buffers: Literal["average", "local"] = "average"
     """BatchNorm's running statistics: averaged like weights, or local to each client."""
     options: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the network, e.g. ``model.options.weight_standardisation = true``."""
 
 
 class AlgorithmConfig(BaseModel):
     """The algorithm and the options of its components, each in a table named after the component."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
 
     name: str = DEFAULT_ALGORITHM
     """The algorithm expression: methods joined by ``+``."""
@@ -125,6 +128,7 @@ class CohortConfig(Section):
     rate: float = Field(0.1, gt=0, le=1)
     """Share of all clients."""
     selection: Selection = "uniform"
+    """Drawn evenly, in proportion to their samples (``"size"``), or as the reference code does (``"authors"``)."""
     rounding: Literal["nearest", "down"] | None = None
     """How ``rate`` times the number of clients becomes a whole number; left out, to the nearest. ``"down"`` is what the
     reference code does. It is recorded only where it matters."""
@@ -147,6 +151,7 @@ class EvaluationConfig(Section):
     every: int = Field(1, ge=1)
     """Rounds between evaluations; the last round is always evaluated."""
     batch_size: int = Field(500, ge=1)
+    """Test samples at a time; it affects memory and speed."""
     metrics: tuple[str, ...] = ()
     """What is computed besides accuracy and loss: ``balanced_accuracy``, ``macro_f1``, ``auroc``,
     ``average_precision``, ``calibration_error``, ``top:K``, ``confusion_matrix``, or your own ``FILE.py:FUNCTION`` of
@@ -249,9 +254,11 @@ class Config(Section):
     """One run, completely."""
 
     rounds: int = Field(200, ge=1)
+    """Number of rounds."""
     seed: int = Field(1, ge=0)
     """Seed of the training: initial weights, cohorts, shuffling."""
     device: DeviceName = "auto"
+    """Where to compute; ``"auto"``: CUDA, else MPS, else the processor."""
     data: DataConfig = Field(default_factory=DataConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
@@ -364,23 +371,27 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
+@cache
+def _preset_files() -> dict[str, str]:
+    files = resources.files("fedfa.experiment").joinpath("presets").iterdir()
+    texts = {file.name.removesuffix(".toml"): file.read_text("utf-8") for file in files if file.name.endswith(".toml")}
+    return dict(sorted(texts.items()))
+
+
 def presets() -> dict[str, str]:
     """Every preset's name and its first comment line."""
-    found = {}
-    for file in sorted(resources.files("fedfa.experiment").joinpath("presets").iterdir(), key=lambda f: f.name):
-        if file.name.endswith(".toml"):
-            found[file.name.removesuffix(".toml")] = file.read_text("utf-8").partition("\n")[0].lstrip("# ")
-    return found
+    return {name: text.partition("\n")[0].lstrip("# ") for name, text in _preset_files().items()}
 
 
 def preset_layer(name: str) -> dict[str, Any]:
     """A preset's own lines."""
-    known = presets()
+    known = _preset_files()
     if name not in known:
         raise ConfigError(f"unknown preset {name!r}{nearest(name, known)}; known: {', '.join(known)}")
-    return tomllib.loads(resources.files("fedfa.experiment").joinpath("presets", f"{name}.toml").read_text("utf-8"))
+    return tomllib.loads(known[name])
 
 
+@cache
 def affects_result(key: str) -> bool:
     """Whether a config key, given with dots, can change the result of a run; the rest may differ on resume.
 
@@ -395,30 +406,3 @@ def affects_result(key: str) -> bool:
             return True
         metadata, kind = kind.model_fields[step].json_schema_extra, kind.model_fields[step].annotation
     return not isinstance(metadata, dict) or bool(metadata.get("affects_result", True))
-
-
-@dataclass(frozen=True)
-class ConfigKey:
-    """A config key with its default and its meaning."""
-
-    name: str
-    default: Any
-    description: str
-
-
-def config_keys(kind: type[BaseModel] | None = None, prefix: str = "") -> list[ConfigKey]:
-    """Every config key, except the options of components.
-
-    Example:
-        >>> [key.name for key in config_keys()][:3]
-        ['rounds', 'seed', 'device']
-    """
-    keys: list[ConfigKey] = []
-    for name, field in (kind or Config).model_fields.items():
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            keys += config_keys(inner, f"{prefix}{name}.")
-        else:
-            text = " ".join((field.description or "").replace("``", "").split())
-            keys.append(ConfigKey(f"{prefix}{name}", field.get_default(call_default_factory=True), text))
-    return keys

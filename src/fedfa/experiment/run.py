@@ -19,6 +19,7 @@ from fedfa.experiment.config import Config, affects_result
 from fedfa.experiment.experiment import Callback, Experiment
 from fedfa.experiment.layers import flat
 from fedfa.experiment.record import accuracies, costs, whose_accuracy
+from fedfa.experiment.recorded_split import record_split
 from fedfa.experiment.run_directory import RunDirectory
 from fedfa.learning.metrics import Function
 from fedfa.learning.round import ServerState
@@ -150,6 +151,7 @@ def _record_rounds(
     if (best := experiment.choice.best_record()) is not None:
         experiment.choice.restore(directory.best_state(best["round"]))
     directory.write_preprocessing(experiment.preprocessing)
+    record_split(experiment, directory)
     if until is not None and until <= experiment.state.round < config.rounds:
         return False
     for record in experiment.rounds(progress=False):

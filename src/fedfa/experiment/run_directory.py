@@ -4,6 +4,7 @@
 ``config.toml``       the config, complete
 ``origin.json``       what the config does not fix: fingerprints of data, network and method files
 ``preprocessing.json``  how raw inputs become what the network reads; the names of the classes
+``split.json``        samples by client and class, where the data were given in Python
 ``metrics.jsonl``     one object per round
 ``summary.json``      the result, once the run is finished
 ``checkpoint.safetensors``  the server's state after the last saved round (``checkpoint.1.safetensors`` …: older ones,
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -353,6 +355,15 @@ class RunDirectory:
     def write_preprocessing(self, preprocessing: Preprocessing) -> None:
         """Store how raw inputs become what the network reads."""
         write_json(self.path / "preprocessing.json", preprocessing.to_dict())
+
+    def write_split(self, split: Mapping[str, Any]) -> None:
+        """Store how many samples of each class the clients hold."""
+        write_json(self.path / "split.json", split)
+
+    def split(self) -> dict[str, Any] | None:
+        """The stored split; None where there is none, as for data that can be loaded again."""
+        file = self.path / "split.json"
+        return read_json(file) if file.exists() else None
 
     def write_model(self, state: ServerState) -> None:
         """Store the model and the server state as they are now."""

@@ -14,6 +14,7 @@ from fedfa.errors import RunError
 from fedfa.experiment.build import DataSource, ModelSource
 from fedfa.experiment.config import Config
 from fedfa.experiment.experiment import Experiment
+from fedfa.experiment.recorded_split import record_split
 from fedfa.experiment.run import source_commit, summarise
 from fedfa.experiment.run_directory import RunDirectory
 from fedfa.learning.algorithm import Algorithm
@@ -64,6 +65,7 @@ def save(experiment: Experiment, path: Path, *, overwrite: bool = False) -> Path
         directory.create(experiment.config)
         directory.check_origin(origin)
         directory.write_preprocessing(preprocessing)
+        record_split(experiment, directory)
         for record in records:
             directory.append_metrics(record)
         for client, own in sorted(states.items()):

@@ -190,6 +190,8 @@ class Comparison:
     """Called after each round."""
     stop_at_failure: bool = False
     """Stop all cells once one has failed."""
+    count: Callable[[int, int], None] | None = None
+    """Called with the number of finished runs and of all, first and whenever a run ends."""
     seconds: float | None = None
     """Stop cleanly after this time; finished rounds are saved, and the next call continues."""
     processes: RunProcesses = field(default_factory=RunProcesses)
@@ -202,11 +204,14 @@ class Comparison:
     out_of_time: bool = False
     """Whether it stopped because the time was up."""
     _running: dict[Path, _Running] = field(default_factory=dict)
+    _finished: int = 0
 
     def run(self) -> None:
         """Run what is missing. On interruption every process is stopped cleanly; call again to continue."""
         began = time.monotonic()
         waiting = [cell for cell in self.cells if self._is_missing(cell)]
+        self._finished = len(self.cells) - len(waiting) - len(self.failed)
+        self._count()
         try:
             while (waiting or self._running) and not (self.failed and self.stop_at_failure):
                 if self.seconds is not None and time.monotonic() - began >= self.seconds:
@@ -236,6 +241,10 @@ class Comparison:
         except RunError as error:
             self.failed[cell.name] = str(error)
             return False
+
+    def _count(self) -> None:
+        if self.count is not None:
+            self.count(self._finished, len(self.cells))
 
     def _fill(self, waiting: list[Cell]) -> None:
         """Start cells while cores are free; one that waits for another starts anyway once nothing else runs."""
@@ -302,6 +311,8 @@ class Comparison:
             self.failed[cell.name] = reason.strip() if mark else f"ended with code {code}{killed}; {running.log}"
         else:
             running.log.unlink(missing_ok=True)
+            self._finished += 1
+            self._count()
 
     def _is_taken(self, cell: Cell) -> bool:
         """Whether another process is working on a cell, or has just finished it."""

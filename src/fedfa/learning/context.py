@@ -93,13 +93,15 @@ class LocalTraining(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     epochs: int = Field(5, ge=1)
+    """Passes over a client's samples in a round."""
     batch_size: int = Field(64, ge=1)
+    """Samples per optimiser step."""
     lr: float = Field(0.01, gt=0)
     """Learning rate of the local optimiser."""
     lr_decay: float = Field(1.0, gt=0, le=1)
     """The learning rate of round t (counted from 0) is ``lr · lr_decay^t``, times the schedule's factor."""
     momentum: float = Field(0.0, ge=0, lt=1)
-    """Of SGD."""
+    """Momentum of SGD; it starts anew in every round."""
     weight_decay: float = Field(0.001, ge=0)
     """Added to the gradient as λ·w; with AdamW decoupled from it."""
     optimiser: Optimiser = "sgd"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from fedfa.errors import RunError
 from fedfa.experiment.recorded_runs import read_run
@@ -13,7 +14,14 @@ from fedfa.experiment.sweep import Cell, Comparison
 from fedfa.report.comparison_table import HEADER, comparison_rows
 from fedfa.report.marks import marked, marks_of, marks_text
 from fedfa.report.metric_table import NOTE, metric_table
-from fedfa.report.paired_differences import PAIRS_HEADER, PAIRS_LEGEND, Scores, paired_rows, scores_of
+from fedfa.report.paired_differences import (
+    PAIRS_HEADER,
+    PAIRS_LEGEND,
+    Scores,
+    paired_differences,
+    paired_rows,
+    scores_of,
+)
 from fedfa.seed_means import MEANING, SeedMean, csv_cells
 from fedfa.text_tables import csv_table, latex_table, latex_text, markdown_table
 
@@ -173,6 +181,24 @@ def as_csv(results: Sequence[SettingResults]) -> str:
             rounds = next(cell.config.rounds for cell in one.cells if cell.title == method)
             lines.append([one.title, method, str(rounds), *csv_cells(one.of(method)), one.missing_of(method)])
     return csv_table(CSV_HEADER, lines)
+
+
+def as_values(results: Sequence[SettingResults]) -> list[dict[str, Any]]:
+    """Settings, methods, seeds and differences as plain values; accuracies in percent."""
+    values = []
+    for one in results:
+        methods: dict[str, Any] = {}
+        for method in one.methods:
+            mean = one.of(method)
+            methods[method] = {
+                "mean": mean and mean.mean,
+                "deviation": mean and mean.deviation,
+                "seeds": one.scores.get(method, {}),
+                "note": one.note(method),
+            }
+        pairs = [pair.values() for pair in paired_differences(one.scores)]
+        values.append({"setting": one.title, "methods": methods, "differences": pairs})
+    return values
 
 
 def _methods(results: Sequence[SettingResults]) -> list[str]:

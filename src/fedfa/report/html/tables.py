@@ -138,25 +138,33 @@ def reaching(chapter: Chapter, method_styles: MethodStyles, targets: Sequence[fl
     """Rounds, seconds and megabytes until the first evaluation with each accuracy."""
     if not targets:
         return ""
-    groups = "".join(f'<th class="group" scope="colgroup" colspan="3">{target:g} %</th>' for target in targets)
-    heads = f"<td></td>{groups}</tr><tr>" + _heads(["method", *["round", "s", "MB"] * len(targets)])
+    groups = "".join(f'<th class="group" scope="colgroup" colspan="4">{target:g} %</th>' for target in targets)
+    heads = f"<td></td>{groups}</tr><tr>" + _heads(["method", *["round", "s", "CPU s", "MB"] * len(targets)])
     rows = []
     for method in chapter.methods:
         cells = []
         for target in targets:
             found = reach(method, target / 100)
             if found is None:
-                cells.append('<td data-v="1e99">–</td>' * 3)
+                cells.append('<td data-v="1e99">–</td>' * 4)
                 continue
             share = f" ({found.seeds} of {found.of})" if found.seeds < found.of else ""
-            for value, more in ((found.rounds, share), (found.seconds, ""), (found.megabytes, "")):
+            for value, more in (
+                (found.rounds, share),
+                (found.seconds, ""),
+                (found.cpu_seconds, ""),
+                (found.megabytes, ""),
+            ):
+                if value is None:
+                    cells.append('<td data-v="1e99">–</td>')
+                    continue
                 digits = 0 if value >= 20 or value == round(value) else 1
                 cells.append(f'<td data-v="{value:.6g}">{number(value, digits)}{more}</td>')
         rows.append(_row(_named(method, method_styles), "".join(cells)))
     note = (
-        "Round, seconds of training (wall time) and megabytes (up and down) until the first evaluation with this "
-        "accuracy; a dash if there is none. Means over the seeds that reach it; their number in brackets if not all "
-        "do. A run that fluctuates reaches an accuracy before it holds it."
+        "Round, seconds of training (wall time, and processor time of the clients) and megabytes (up and down) until "
+        "the first evaluation with this accuracy; a dash if there is none. Means over the seeds that reach it; their "
+        "number in brackets if not all do. A run that fluctuates reaches an accuracy before it holds it."
     )
     return _with_note(_table(heads, rows, "Costs to reach accuracies", ' class="sorts"'), note)
 
