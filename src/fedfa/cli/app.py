@@ -40,6 +40,7 @@ from fedfa.cli.completion import (
 )
 from fedfa.cli.dashboard import dashboard
 from fedfa.cli.data import app as data_app
+from fedfa.cli.fleet import app as fleet_app
 from fedfa.cli.flower import app as flower_app
 from fedfa.cli.paper import app as paper_app
 from fedfa.cli.report import report
@@ -49,6 +50,7 @@ app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
 )
 app.add_typer(data_app, name="data", help="Find, download, check and inspect data sets and their splits.")
+app.add_typer(fleet_app, name="fleet", help="Devices, links and availability of the clients.")
 app.add_typer(flower_app, name="flower", help="Federations between real sites, on Flower.")
 app.add_typer(
     paper_app, name="paper", help="The paper's tables and figures: run what is missing, compare with the paper."

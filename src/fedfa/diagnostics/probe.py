@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedfa.data import DataSet
 from fedfa.learning.aggregate import WeightedSum
-from fedfa.learning.component import Component
+from fedfa.learning.component import Component, Traits
 from fedfa.learning.context import ClientContext
 from fedfa.learning.random import stream
 from fedfa.learning.tensors import first_non_finite
@@ -93,6 +93,7 @@ class ClientProbe(Component):
     """Responds to the observer's request; does not affect training."""
 
     name = "diagnostics"
+    traits = Traits(exact=("*",))
 
     def contribute(self, ctx: ClientContext) -> Mapping[str, WeightedSum]:
         """Return the response; nothing if the client is not in the request or its features are not finite."""

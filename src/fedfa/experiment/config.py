@@ -18,12 +18,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic.config import JsonDict
 
 from fedfa.algorithms.registry import build_algorithm, build_components, option_names
+from fedfa.channel.config import ChannelConfig
 from fedfa.data import PartitionSpec, number_of_clients, parse_partition
 from fedfa.data.validation import parse_validation
 from fedfa.diagnostics.observer import LAST_ROUND
 from fedfa.error_messages import nearest, validation_message
 from fedfa.errors import ConfigError, DataError
 from fedfa.experiment.layers import DEFAULT_ALGORITHM, stack
+from fedfa.fleet.config import FleetConfig
 from fedfa.learning.algorithm import Algorithm
 from fedfa.learning.cohort import Selection
 from fedfa.learning.context import LocalTraining
@@ -264,6 +266,8 @@ class Config(Section):
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     cohort: CohortConfig = Field(default_factory=CohortConfig)
     local: LocalTraining = Field(default_factory=LocalTraining)
+    fleet: FleetConfig = Field(default_factory=FleetConfig)
+    channel: ChannelConfig = Field(default_factory=ChannelConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     diagnostics: DiagnosticsConfig = Field(default_factory=DiagnosticsConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)

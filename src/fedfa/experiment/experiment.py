@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedfa.algorithms.registry import expression_of
+from fedfa.channel.channel import Channel
 from fedfa.data import Federation
 from fedfa.data.preprocessing import Preprocessing
 from fedfa.diagnostics.observer import Observation, Observer, Schedule
@@ -38,6 +39,9 @@ from fedfa.experiment.evaluating import evaluate_round, own_model
 from fedfa.experiment.layers import expression_and_variant
 from fedfa.experiment.progress import show_progress
 from fedfa.experiment.record import RoundRecord, evaluation_values
+from fedfa.fleet.clock import Clock
+from fedfa.fleet.devices import build_fleet
+from fedfa.fleet.selection import Selector
 from fedfa.learning.algorithm import Algorithm
 from fedfa.learning.cohort import choose_cohort
 from fedfa.learning.component import Component
@@ -134,7 +138,8 @@ class Experiment:
         own = None if isinstance(validation, str) else validation
         self._setup(config, None if isinstance(model, str) else model, data, callbacks, metrics, own)
         self._rounds_are_planned = planned_rounds is not None
-        _ = self.state, self.cohort(0)  # whatever does not fit together is reported now, not in the first round
+        # Whatever does not fit together is reported now, not in the first round.
+        _ = self.state, self.cohort(0), self.clock
 
     @classmethod
     def from_config(
@@ -162,7 +167,7 @@ class Experiment:
         experiment = cls.__new__(cls)
         experiment._setup(config, model, data, callbacks, metrics, validation)
         experiment._extra = list(extra)
-        _ = experiment.training  # what can fail for a wrong config fails now, not in the first round
+        _ = experiment.training, experiment.clock  # what can fail for a wrong config fails now, not in the first round
         return experiment
 
     def _setup(
@@ -248,7 +253,8 @@ class Experiment:
         clients = 1 if self.algorithm.pools_data else self._number_of_clients
         task = Task(network, classes, clients, config.rounds, config.local.in_round(0, config.rounds))
         task = self.algorithm.with_roles(task, local_buffers=config.model.buffers == "local")
-        return Training(self.algorithm, task, config.seed)
+        training = Training(self.algorithm, task, config.seed)
+        return replace(training, channel=Channel(config.channel, training)) if config.channel.on else training
 
     def _example(self) -> Tensor:
         """A small batch as the network reads it; of zeros where the data are not loaded."""
@@ -261,6 +267,23 @@ class Experiment:
     def _number_of_clients(self) -> int:
         known = self.config.data.clients if "federation" not in vars(self) else None
         return known or len(self.federation)
+
+    @cached_property
+    def clock(self) -> Clock | None:
+        """The clock, where the config names devices."""
+        config, cohort, partition = self.config.fleet, self.config.cohort, self.federation.partition
+        if not config.on:
+            return None
+        if config.may_be_stale and self.config.diagnostics.on:
+            raise ConfigError(
+                f'diagnostics compare clients of one round, but with fleet.policy = "{config.policy}" contributions '
+                "of several arrive together; set diagnostics.every = 0 and diagnostics.features = []"
+            )
+        fleet = build_fleet(config, len(self.federation))
+        selector = Selector(partition.sizes, partition.holders, cohort.selection, self.config.seed, fleet.availability)
+        clock = Clock(config, fleet, selector, cohort.count(len(self.federation)))
+        clock.check(self.training)
+        return clock
 
     @property
     def task(self) -> Task:
@@ -290,7 +313,8 @@ class Experiment:
         """Fingerprints of what a result depends on besides the config."""
         own = self.federation.validation
         mark = {} if own is None or own.drawn else {"validation": own.fingerprint}
-        return {**origin_of(self.config, self.federation.dataset, self.task.model), **mark}
+        fleet = {} if self.clock is None else {"fleet": self.clock.fleet.fingerprint}
+        return {**origin_of(self.config, self.federation.dataset, self.task.model), **mark, **fleet}
 
     # -- state ------------------------------------------------------------------------------------------------
     @property
@@ -397,19 +421,26 @@ class Experiment:
         if self.algorithm.pools_data:  # one site with all data does the work of this round's cohort
             steps = sum(local.steps_on(int(self.sizes[client])) for client in cohort)
             local, cohort = local.model_copy(update={"steps": steps}), [0]
-        state, statistics = self.training.apply(
-            before, cohort, local, engine.train, self.client_states, observer=observer
-        )
+        on_clock: dict[str, Any] = {}
+        if self.clock is None:
+            state, statistics = self.training.apply(
+                before, cohort, local, self.training.carried(engine.train), self.client_states, observer=observer
+            )
+        else:
+            state, statistics, on_clock = self.clock.round(
+                self.training, before, local, engine.train, self.client_states, observer
+            )
         self._state, self._final_state, self._tested = state, None, None
         if self.records and self.records[-1].final_pass:  # of a model that is no longer the last one
             self.records.pop()
         due = state.round % self.config.evaluation.every == 0 or state.round == last
+        due = due and bool(statistics.clients or not self.is_personal)  # on a clock nobody may have arrived
         evaluation = evaluation_values(None)
         if due:
             evaluation = evaluate_round(self, engine, state, statistics.clients, self.evaluated_on)
             self.choice.consider(state, evaluation)
         self.observation = None if observer is None else observer.observe(before, state)
-        return self._record(state.round, evaluation, statistics, engine)
+        return self._record(state.round, evaluation, statistics, engine, **on_clock)
 
     def _final_pass(self, engine: Engine) -> RoundRecord:
         """Every client that holds data contributes once more, and the server step of the final pass follows.
@@ -424,7 +455,8 @@ class Experiment:
         self._final_state = state
         evaluation = evaluate_round(self, engine, state, statistics.clients, self.evaluated_on)
         self.choice.consider(state, evaluation)
-        return self._record(state.round + 1, evaluation, statistics, engine, final_pass=True)
+        on_clock = {} if self.clock is None else self.clock.final_pass(self.state, statistics)
+        return self._record(state.round + 1, evaluation, statistics, engine, final_pass=True, **on_clock)
 
     def _record(
         self, round: int, evaluation: Mapping[str, Any], measured: RoundStatistics, engine: Engine, **more: Any

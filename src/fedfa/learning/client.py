@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedfa.errors import ClientError, describe
-from fedfa.learning.aggregate import Contribution, WeightedSum
+from fedfa.learning.aggregate import Contribution, WeightedSum, contribution_nbytes
 from fedfa.learning.algorithm import Algorithm
 from fedfa.learning.batches import Fetching
 from fedfa.learning.context import ClientContext, LocalTraining, Role
@@ -59,6 +59,13 @@ class RoundPlan:
     """The planned number of rounds."""
     final_pass: bool = False
     """Not a round of training: the final pass after the last one."""
+    steps: Mapping[int, int] = field(default_factory=dict)
+    """Local steps of clients that make another number of them than ``local`` says."""
+
+    def local_of(self, client: int) -> LocalTraining:
+        """How a client trains."""
+        steps = self.steps.get(client)
+        return self.local if steps is None else self.local.model_copy(update={"steps": steps})
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,13 @@ class ClientResult:
     """Mean of the local loss over all steps; None if there was no step."""
     cpu_seconds: float = 0.0
     """Processor time of the client's work."""
+    wire_nbytes: int | None = None
+    """Bytes of the contribution on the wire, where a channel compresses it."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the client sends."""
+        return contribution_nbytes(self.contribution) if self.wire_nbytes is None else self.wire_nbytes
 
 
 @dataclass(frozen=True)
@@ -289,7 +303,7 @@ class ClientRound:
                 c: {n: t.to(device, copy=True) for n, t in tensors.items()} for c, tensors in plan.broadcast.items()
             },
             client_state=self.client_state,
-            local=plan.local,
+            local=plan.local_of(self.client),
             size=self.data.size,
             num_classes=model.num_classes,
             batches_per_epoch=plan.local.batches_on(self.data.size),
