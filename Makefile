@@ -16,7 +16,7 @@ test-slow: $(VENV)/.ready-test
 	$(BIN)/pytest -q -m slow
 
 test-federation: $(VENV)/.ready-test
-	$(BIN)/pytest -q -m federation tests/flower
+	$(BIN)/pytest -q -m federation
 
 # Serves the documentation site and follows changes; http://127.0.0.1:8000
 docs: $(VENV)/.ready-test
