@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: bench demo docs notebooks test-docs test test-slow test-federation lint types format clean
+.PHONY: bench demo docs notebooks test-docs test-notebooks test test-slow test-federation lint types format clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/fedfa demo
@@ -26,6 +26,10 @@ docs: $(VENV)/.ready-test
 notebooks: $(VENV)/.ready-test
 	$(PIP) '.[notebooks]'
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/run_notebooks.py
+
+test-notebooks: $(VENV)/.ready-test
+	$(PIP) '.[notebooks]'
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -q -m "slow or not slow" tests/test_notebooks.py
 
 # Builds the site strictly and checks every link.
 test-docs: $(VENV)/.ready-test
