@@ -18,6 +18,7 @@ from fedfa.errors import ConfigError
 from fedfa.experiment import sweep
 from fedfa.experiment.run import run
 from fedfa.experiment.run_directory import RunDirectory
+from fedfa.experiment.run_processes import RunProcess
 from fedfa.experiment.sweep import Cell, Comparison, plan_cells
 from fedfa.report.comparison_table import HEADER, comparison_rows
 from fedfa.text_tables import markdown_table
@@ -103,7 +104,8 @@ def test_cells_share_the_cores(
 
     def start(self: Comparison, cell: Cell, cores: int) -> object:
         given.append(cores)
-        return sweep._Running(cell, subprocess.Popen([sys.executable, "-c", "pass"]), tmp_path / "log", before=0)
+        process = RunProcess(tmp_path / "log", [sys.executable, "-c", "pass"])
+        return sweep._Running(cell, process, tmp_path / "log", before=0)
 
     monkeypatch.setattr(sweep, "available_cores", lambda: cores)
     monkeypatch.setattr(Comparison, "_start", start)

@@ -28,6 +28,7 @@ from fedfa.cli.common import (
     parse_seeds,
     plain_table,
     print_json,
+    result_text,
     say,
 )
 from fedfa.cli.completion import (
@@ -114,6 +115,9 @@ def run(
         typer.Option(help="Run directory; default: one below runs/. With several seeds, NAME-sSEED each."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the run directory.")] = False,
+    until: Annotated[
+        int | None, typer.Option(min=1, help="Pause after this round; --resume goes on from there.")
+    ] = None,
     workers: Annotated[
         str | None,
         typer.Option(metavar="auto|N", help="Processes that train clients; the result is the same for every number."),
@@ -149,10 +153,10 @@ def run(
         directory = out or Path("runs") / default_name(title, config, assignments)
         if out is not None and len(configs) > 1:
             directory = out.with_name(f"{out.name}-s{config.seed}")
-        _train(config, directory, resume=resume)
+        _train(config, directory, resume=resume, until=until)
 
 
-def _train(config: Any, directory: Path, *, resume: bool) -> None:
+def _train(config: Any, directory: Path, *, resume: bool, until: int | None) -> None:
     from fedfa.cli.progress import RoundsProgress
     from fedfa.experiment import run as runs
     from fedfa.experiment.build import load_dataset
@@ -162,18 +166,18 @@ def _train(config: Any, directory: Path, *, resume: bool) -> None:
     with RoundsProgress(console) as progress:
         watch = progress.add(config.algorithm.name, config.rounds)
         try:
-            result = runs.run(config, directory, resume=resume, watch=watch)
+            result = runs.run(config, directory, resume=resume, watch=watch, until=until)
         except (KeyboardInterrupt, Stopped):
             progress.stop()
             again = f"fedfa run --resume --out {shlex.quote(str(directory))}"
             errors.print(f"stopped. Continue with: {escape(again)}", soft_wrap=True)
             raise
     summary = result.summary
-    say(
-        f"accuracy [bold]{summary['final_accuracy']:.2%}[/] after {summary['rounds']} rounds "
-        f"(best {summary['best_accuracy']:.2%}, mean of the last ten {summary['last10_accuracy']:.2%}); "
-        f"{summary['seconds']:.0f} s of training; record in {escape(str(directory))}"
-    )
+    if not summary:
+        again = f"fedfa run --resume --out {shlex.quote(str(directory))}"
+        say(f"paused after {result.metrics[-1]['round']} of {config.rounds} rounds. Continue with: {escape(again)}")
+        return
+    say(f"{result_text(summary)}; {summary['seconds']:.0f} s of training; record in {escape(str(directory))}")
 
 
 def layers_of(
@@ -263,6 +267,48 @@ def compare(
     planned = plan_configs(bases, asked, [parse_variation(text) for text in vary or []], out)
     seeds = parse_seeds(seed)
     run_compare(errors if as_json else console, algorithm or ["all"], seeds, planned, out, jobs, as_json=as_json)
+
+
+@app.command()
+def tune(
+    file: ConfigFile = None,
+    preset: Preset = None,
+    algorithm: Annotated[str | None, typer.Option(help="Algorithm expression; default: the config's.")] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=log:LOW..HIGH",
+            help="What to tune: KEY=LOW..HIGH, KEY=log:LOW..HIGH or KEY=VALUE,VALUE; repeat it for more.",
+        ),
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, help="Number of trials.")] = 40,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of the training of each trial: 1 to this number.")] = 2,
+    assignments: Assignments = None,
+    rounds: Rounds = None,
+    validation: Annotated[
+        str, typer.Option(help="Validation samples, where the config names none: server:SHARE or clients:SHARE.")
+    ] = "clients:0.1",
+    data_dir: DataDir = None,
+    out: Annotated[Path, typer.Option(help="Directory of the study and its runs.")] = Path("runs/tune"),
+    jobs: Jobs = None,
+) -> None:
+    """Find the config values that do best on validation samples. Continues where it stopped."""
+    from fedfa.cli.tune import run_tune, tune_arguments
+    from fedfa.experiment.config import Config
+    from fedfa.experiment.layers import merge
+    from fedfa.experiment.tuning import TuningPlan, parse_parameter
+
+    base, asked = layers_of(file, preset, assignments, rounds, data_dir, algorithm=algorithm)
+    config = Config.resolve(base, asked)
+    if config.data.validation is None:
+        asked = merge(asked, {"data": {"validation": validation}})
+    plan = TuningPlan(
+        (base, asked), tuple(map(parse_parameter, param or [])), trials, tuple(range(1, seeds + 1)), out
+    )  # fmt: skip
+    name = algorithm or config.algorithm.name
+    if algorithm is None and config.algorithm.variant not in (None, "default"):
+        name = f"{name}@{config.algorithm.variant}"
+    run_tune(console, plan, jobs, tune_arguments(file, preset, name, rounds, data_dir, assignments or []))
 
 
 @app.command()

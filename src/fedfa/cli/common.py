@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -83,3 +83,16 @@ def plain_table(
     for row in rows:
         table.add_row(*map(escape, row))
     return table
+
+
+def result_text(summary: Mapping[str, Any]) -> str:
+    """The accuracies of a finished run in words, with whose model they are of and on what."""
+    whose, chosen = summary.get("evaluated", {}), summary.get("chosen")
+    on = " on validation samples" if whose.get("on") == "validation" else ""
+    tested = f" on the test set, of round {chosen['round']} ({escape(chosen['by'])})," if chosen else ""
+    clients = "; means over the clients' own models" if whose.get("model") == "clients" else ""
+    count = summary.get("last10_count", 10)
+    return (
+        f"accuracy [bold]{summary['final_accuracy']:.2%}[/]{tested} after {summary['rounds']} rounds (best "
+        f"{summary['best_accuracy']:.2%}, mean of the last {count} {summary['last10_accuracy']:.2%}{on}{clients})"
+    )

@@ -120,6 +120,7 @@ def _those_that_fit(setting: Setting) -> tuple[list[str], dict[str, str]]:
 def _print_results(console: Console, results: Sequence[SettingResults]) -> None:
     from fedfa.report.comparison_summary import legend, method_rows, notes
     from fedfa.report.comparison_table import HEADER
+    from fedfa.report.metric_table import NOTE
     from fedfa.report.paired_differences import PAIRS_HEADER, PAIRS_LEGEND
 
     header = ["method", *("\n".join(one.labels) for one in results)]
@@ -135,6 +136,11 @@ def _print_results(console: Console, results: Sequence[SettingResults]) -> None:
             console.print(escape(one.title), style="bold", highlight=False)
         if runs := one.run_rows():
             _print_table(console, HEADER, runs)
+        if (measured := one.metric_table()) is not None:
+            console.print()
+            for titles, *lines in _as_wide_as_fits([measured[0], *measured[1]], console.width):
+                _print_table(console, titles, lines)
+            console.print(NOTE, style="dim", highlight=False)
         if pairs := one.pair_rows():
             console.print()
             _print_table(console, PAIRS_HEADER, pairs)

@@ -16,6 +16,7 @@ from fedfa.data.partitions.rules import number_of_clients, partition
 from fedfa.data.partitions.specs import AnyPartition, parse_partition, partition_text
 from fedfa.data.preprocessing import Normalisation
 from fedfa.data.samples import DataOrigin, DataSet, Samples
+from fedfa.data.validation import ValidationSet
 
 
 class ClientSamples:
@@ -117,6 +118,7 @@ class Federation:
         dataset: The data set.
         partition: Positions of every client's samples.
         origin: How to rebuild it; None where the data or the partition were given in Python.
+        validation: Samples for choosing, which no client trains on; None without ``data.validation``.
 
     Example:
         >>> from fedfa.data import load
@@ -125,10 +127,17 @@ class Federation:
         (10, 144, [144, 144, 145])
     """
 
-    def __init__(self, dataset: DataSet, partition: Partition, origin: FederationOrigin | None = None) -> None:
+    def __init__(
+        self,
+        dataset: DataSet,
+        partition: Partition,
+        origin: FederationOrigin | None = None,
+        validation: ValidationSet | None = None,
+    ) -> None:
         self.dataset = dataset
         self.partition = partition
         self.origin = origin
+        self.validation = validation
         self._order = torch.from_numpy(partition.order)
 
     @classmethod
@@ -194,11 +203,25 @@ class Federation:
     def pooled(self) -> Federation:
         """The same data with one client that holds the samples of all."""
         order = self.partition.order
-        return Federation(self.dataset, Partition(order, np.array([0, len(order)], dtype=self.partition.offsets.dtype)))
+        all_in_one = Partition(order, np.array([0, len(order)], dtype=self.partition.offsets.dtype))
+        return Federation(self.dataset, all_in_one, validation=self.validation)
+
+    def with_validation(self, validation: ValidationSet, partition: Partition | None = None) -> Federation:
+        """The same clients with validation samples, and without those in another partition."""
+        return Federation(self.dataset, partition or self.partition, self.origin, validation)
 
     def test_of(self, number: int) -> Samples:
         """The test samples of the client's domains; all of them where there is one domain."""
-        train, test = self.dataset.train, self.dataset.test
+        return self._in_domains_of(number, self.dataset.test)
+
+    def validation_of(self, number: int) -> Samples:
+        """The validation samples that the client held out; or else those of its domains."""
+        assert self.validation is not None
+        own = self.validation.of(number)
+        return self._in_domains_of(number, self.validation.samples) if own is None else own
+
+    def _in_domains_of(self, number: int, test: Samples) -> Samples:
+        train = self.dataset.train
         if train.domains is None or test.domains is None or len(self.dataset.domains) < 2:
             return test
         held = torch.unique(train.domains[self.client(number).positions])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +19,7 @@ from pydantic.config import JsonDict
 
 from fedfa.algorithms.registry import build_algorithm, build_components, option_names
 from fedfa.data import PartitionSpec, number_of_clients, parse_partition
+from fedfa.data.validation import parse_validation
 from fedfa.diagnostics.observer import LAST_ROUND
 from fedfa.error_messages import nearest, validation_message
 from fedfa.errors import ConfigError, DataError
@@ -26,6 +28,7 @@ from fedfa.learning.algorithm import Algorithm
 from fedfa.learning.cohort import Selection
 from fedfa.learning.context import LocalTraining
 from fedfa.learning.device import DeviceName
+from fedfa.learning.metrics import is_own, metric
 from fedfa.stacking.choice import Execution
 
 OWN = "own"
@@ -55,6 +58,10 @@ class DataConfig(Section):
     """Seed of the split; the training has its own."""
     normalise: Literal["dataset", "authors"] = "dataset"
     """Input statistics: the data set's own, or those of the paper's published code."""
+    validation: str | None = None
+    """Samples for choosing (best round, early stopping, tuning): ``"server:0.1"`` or ``"clients:0.1"`` hold out a share
+    of the training samples at the server or on each client, a path names a set of your own; left out, there are none
+    and rounds are evaluated on the test set. See docs/evaluation.md."""
     dir: str | None = Field(None, json_schema_extra=_NO_EFFECT)
     """Data directory; left out: FEDFA_DATA, else the user's cache."""
     offline: bool = Field(False, json_schema_extra=_NO_EFFECT)
@@ -64,6 +71,13 @@ class DataConfig(Section):
     def number_of_clients(self) -> int | None:
         """Clients to split over; None where the data decide."""
         return number_of_clients(self.partition, self.clients)
+
+    @field_validator("validation")
+    @classmethod
+    def _validation(cls, text: str | None) -> str | None:
+        if text is not None:
+            parse_validation(text)
+        return text
 
     @model_validator(mode="before")
     @classmethod
@@ -132,12 +146,50 @@ class CohortConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """When and how the global model is evaluated."""
+    """When and how models are evaluated; see docs/evaluation.md."""
 
     every: int = Field(1, ge=1)
     """Rounds between evaluations; the last round is always evaluated."""
     batch_size: int = Field(500, ge=1)
     """Test samples at a time; it affects memory and speed."""
+    metrics: tuple[str, ...] = ()
+    """What is computed besides accuracy and loss: ``balanced_accuracy``, ``macro_f1``, ``auroc``,
+    ``average_precision``, ``calibration_error``, ``top:K``, ``confusion_matrix``, or your own ``FILE.py:FUNCTION`` of
+    labels and scores."""
+    clients: Literal["none", "cohort", "all"] | None = None
+    """Whose own test distribution is evaluated too, with the client's own model where it has one: that of the round's
+    clients, or of all. Left out: ``"cohort"`` where clients have models of their own, else ``"none"``."""
+    monitor: str = "accuracy"
+    """What the best round, early stopping and tuning go by, on the validation samples: ``accuracy``, ``loss``, one of
+    ``metrics``, or ``own_data`` (the mean over clients on their own distributions)."""
+    choose: Literal["best", "last"] | None = None
+    """Whose round's model is tested, with ``data.validation``: that of the best validation, or the last. Left out: the
+    best; the last where clients keep tensors of their own."""
+    patience: int | None = Field(None, ge=1)
+    """Stop after this many evaluations in a row without a better one on the validation samples."""
+
+    @field_validator("metrics")
+    @classmethod
+    def _metrics(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if not is_own(name):  # a file is read when it is needed
+                metric(name)
+        if len(set(names)) < len(names):
+            raise ValueError("a metric is named twice; name each once")
+        return names
+
+    def check_monitor(self) -> None:
+        """Refuse to go by something that is not computed.
+
+        Raises:
+            ConfigError: The monitored value is not known.
+        """
+        allowed = ["accuracy", "loss", "own_data", *(name for name in self.metrics if name != "confusion_matrix")]
+        if self.monitor not in allowed:
+            raise ConfigError(
+                f"evaluation.monitor = {self.monitor!r}{nearest(self.monitor, allowed)}: one of {', '.join(allowed)} "
+                "(metrics are those of evaluation.metrics)"
+            )
 
 
 class DiagnosticsConfig(Section):
@@ -248,6 +300,7 @@ class Config(Section):
                     f"unknown key algorithm.{component}{nearest(component, allowed)}; allowed here: "
                     f"{', '.join(allowed)}"
                 )
+        config.check_choosing()
         built = build_components(expression, config.algorithm.options)
         dumped = {name: c.model_dump(mode="json", by_alias=True, exclude_none=True) for name, c in built.items()}
         filled = {"name": expression, "variant": name, **{c: values for c, values in dumped.items() if values}}
@@ -277,6 +330,26 @@ class Config(Section):
         """Complete, as TOML."""
         return tomli_w.dumps(self.to_dict())
 
+    def check_choosing(self) -> None:
+        """Refuse to choose without validation samples: it would be on the test set.
+
+        Raises:
+            ConfigError: With what to set.
+        """
+        self.evaluation.check_monitor()
+        asked = {"patience": self.evaluation.patience, "choose": self.evaluation.choose}
+        for key, value in asked.items():
+            if value is not None and self.data.validation is None:
+                raise ConfigError(
+                    f"evaluation.{key} = {value!r} goes by validation samples, and there are none: set "
+                    'data.validation, e.g. to "clients:0.1"'
+                )
+
+    @property
+    def uses_horizon(self) -> bool:
+        """Whether a round depends on how many are planned: such a run cannot be extended afterwards."""
+        return self.local.uses_horizon or self.build_algorithm().uses_horizon
+
     def build_algorithm(self) -> Algorithm:
         """The algorithm of this config."""
         return build_algorithm(self.algorithm.name, self.algorithm.options)
@@ -298,23 +371,27 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
+@cache
+def _preset_files() -> dict[str, str]:
+    files = resources.files("fedfa.experiment").joinpath("presets").iterdir()
+    texts = {file.name.removesuffix(".toml"): file.read_text("utf-8") for file in files if file.name.endswith(".toml")}
+    return dict(sorted(texts.items()))
+
+
 def presets() -> dict[str, str]:
     """Every preset's name and its first comment line."""
-    found = {}
-    for file in sorted(resources.files("fedfa.experiment").joinpath("presets").iterdir(), key=lambda f: f.name):
-        if file.name.endswith(".toml"):
-            found[file.name.removesuffix(".toml")] = file.read_text("utf-8").partition("\n")[0].lstrip("# ")
-    return found
+    return {name: text.partition("\n")[0].lstrip("# ") for name, text in _preset_files().items()}
 
 
 def preset_layer(name: str) -> dict[str, Any]:
     """A preset's own lines."""
-    known = presets()
+    known = _preset_files()
     if name not in known:
         raise ConfigError(f"unknown preset {name!r}{nearest(name, known)}; known: {', '.join(known)}")
-    return tomllib.loads(resources.files("fedfa.experiment").joinpath("presets", f"{name}.toml").read_text("utf-8"))
+    return tomllib.loads(known[name])
 
 
+@cache
 def affects_result(key: str) -> bool:
     """Whether a config key, given with dots, can change the result of a run; the rest may differ on resume.
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from fedfa.diagnostics.records import diagnostics_records
 from fedfa.errors import FedfaError, RunError
 from fedfa.experiment.config import Config
-from fedfa.experiment.record import accuracies, costs
+from fedfa.experiment.record import accuracies, costs, whose_accuracy
 from fedfa.experiment.run_directory import RunDirectory
 
 Measure = Literal["final", "last10"]
@@ -97,6 +97,11 @@ class RecordedRun:
     def final_pass(self) -> Mapping[str, Any] | None:
         """Record of the final pass (CCVR, FedFA's final calibration), if there was one."""
         return next((record for record in self.metrics if "final_pass" in record), None)
+
+    @property
+    def whose(self) -> dict[str, str]:
+        """Whose model the last evaluation was of (``model``), and on what (``on``)."""
+        return whose_accuracy(self.metrics)
 
     @cached_property
     def results(self) -> dict[str, Any]:

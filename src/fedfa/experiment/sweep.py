@@ -1,11 +1,8 @@
-"""Several runs, each in a process of its own and resumed where it stopped."""
+"""Several runs, some at a time in warm processes, each resumed where it stopped."""
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,9 +18,7 @@ from fedfa.experiment.config import Config
 from fedfa.experiment.layers import absolute_files, expression_and_variant
 from fedfa.experiment.run import differences, same_run
 from fedfa.experiment.run_directory import RunDirectory
-
-GRACE_SECONDS = 30.0
-"""Seconds that a process may take to terminate."""
+from fedfa.experiment.run_processes import RunProcess, RunProcesses
 
 CellWatcher = Callable[["Cell", dict[str, Any]], None]
 """Called with a cell and each new record of it."""
@@ -168,7 +163,7 @@ def _resolve(layers: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> Con
 @dataclass
 class _Running:
     cell: Cell
-    process: subprocess.Popen[bytes]
+    process: RunProcess
     log: Path
     before: int
     """Where the log of this process begins."""
@@ -177,7 +172,7 @@ class _Running:
 
 @dataclass
 class Comparison:
-    """Runs cells, some at a time, each in a process of its own.
+    """Runs cells, some at a time, in processes that take one cell after the other.
 
     They share the cores evenly. Where there are fewer cells than cores, a cell trains its clients in several workers;
     where there are enough, in one, because parallel cells never wait for each other's rounds. The results are the
@@ -196,6 +191,9 @@ class Comparison:
     """Called with the number of finished runs and of all, first and whenever a run ends."""
     seconds: float | None = None
     """Stop cleanly after this time; finished rounds are saved, and the next call continues."""
+    processes: RunProcesses = field(default_factory=RunProcesses)
+    """Where cells run; they are ended with the comparison unless ``keep_processes``."""
+    keep_processes: bool = False
     failed: dict[str, str] = field(default_factory=dict)
     """Error messages by the name of the cell."""
     busy: list[str] = field(default_factory=list)
@@ -219,7 +217,7 @@ class Comparison:
                 self._fill(waiting)
                 for running in list(self._running.values()):
                     self._look(running)
-                time.sleep(0.2 if self._running else 0)
+                time.sleep(0.05 if self._running else 0)
         finally:
             self._stop()
 
@@ -279,14 +277,11 @@ class Comparison:
             record.create(cell.config)
             record.close()
         log = cell.directory.parent / f"{cell.directory.name}.log"
-        # A child that watches this process: however this one ends, no training keeps running.
-        command = [sys.executable, "-m", "fedfa.cli.child", *cell.command()]
-        with log.open("ab") as file:
-            # available_cores reads the first: the cell uses that many workers if that pays.
-            environment = {**os.environ, "OMP_NUM_THREADS": str(cores), "MKL_NUM_THREADS": "1", "COLUMNS": "1000"}
-            before = log.stat().st_size
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=file, env=environment)
-            return _Running(cell, process, log, before)
+        before = log.stat().st_size if log.exists() else 0
+        process = self.processes.take(log)
+        # available_cores reads it: the cell uses that many workers if that pays.
+        process.start(cell.command(), {"OMP_NUM_THREADS": str(cores)}, log)
+        return _Running(cell, process, log, before)
 
     def _look(self, running: _Running) -> None:
         code = running.process.poll()
@@ -298,7 +293,7 @@ class Comparison:
         if code is None:
             return
         del self._running[cell.directory]
-        _close(running.process)
+        self.processes.give_back(running.process)
         if code and not self.stop_at_failure and self._is_taken(cell):  # the other process was faster
             self.busy.append(cell.name)
         elif code:
@@ -322,15 +317,7 @@ class Comparison:
         for running in self._running.values():
             running.process.terminate()
         for running in self._running.values():
-            try:
-                running.process.wait(timeout=GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                running.process.kill()
-                running.process.wait()
-            _close(running.process)
+            running.process.close()
         self._running.clear()
-
-
-def _close(process: subprocess.Popen[bytes]) -> None:
-    if process.stdin is not None:
-        process.stdin.close()
+        if not self.keep_processes:
+            self.processes.close()

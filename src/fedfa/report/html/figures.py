@@ -124,7 +124,7 @@ def accuracy_figures(chapter: Chapter, method_styles: MethodStyles) -> list[Figu
     series = accuracy_series(chapter, method_styles)
     if not series:
         return []
-    x, y = Axis("round", low=0, whole=True), Axis("test accuracy, %", low=0, high=_ceiling(series))
+    x, y = Axis("round", low=0, whole=True), Axis(f"{chapter.evaluated_on} accuracy, %", low=0, high=_ceiling(series))
     diamond = " A diamond marks the accuracy after the final pass." if any(one.after for one in series) else ""
     caption = f"{band_note(chapter.methods)}{diamond}{_same_lines(series)}"
     together = line_figure("accuracy", "Accuracy by round", caption, series, x, y, unit=" %", height=420)
@@ -266,7 +266,10 @@ def cost_figures(chapter: Chapter, method_styles: MethodStyles) -> list[Figure]:
             if points:
                 series.append(Series(method.name, method_styles[method.name], points))
         if series:
-            axes = Axis(label, low=0), Axis("best test accuracy so far, %", low=0, high=_ceiling(series))
+            axes = (
+                Axis(label, low=0),
+                Axis(f"best {chapter.evaluated_on} accuracy so far, %", low=0, high=_ceiling(series)),
+            )
             title = f"Best accuracy so far by {label}"
             figures.append(line_figure(name, title, "", series, *axes, unit=" %", half=True))
     return figures

@@ -91,6 +91,11 @@ class Chapter:
         """The runs of all methods."""
         return [run for method in self.methods for run in method.runs]
 
+    @property
+    def evaluated_on(self) -> str:
+        """What the rounds were evaluated on: ``test``, ``validation``, or both."""
+        return " and ".join(sorted({run.whose.get("on", "test") for run in self.runs})) or "test"
+
     def configs(self) -> tuple[dict[str, Any], dict[str, list[Any]]]:
         """Config values that all methods share, and those that differ (one value per method)."""
         each = [_compared_config(method.runs[0]) for method in self.methods]

@@ -12,6 +12,8 @@ from fedfa.report.html.commands import command_of
 from fedfa.report.html.figures import MethodStyles, reach
 from fedfa.report.html.grouping import Chapter, MethodRuns
 from fedfa.report.html.palette import Style
+from fedfa.report.marks import marked, marks_of, marks_text
+from fedfa.report.metric_table import NOTE, metric_table
 from fedfa.seed_means import SeedMean
 
 
@@ -62,7 +64,7 @@ def swatch(line_style: Style) -> str:
 #: Key in the results, label, meaning, factor, digits, whether the maximum is bold.
 _COLUMNS: tuple[tuple[str, str, str, float, int, bool], ...] = (
     ("final_accuracy", "final %", "after the last round, or after the final pass", 100, 2, True),
-    ("best_accuracy", "best %", "of all rounds", 100, 2, True),
+    ("best_accuracy", "best %", "of all evaluations, the final pass included", 100, 2, True),
     ("last10_accuracy", "last 10 %", "mean of the last ten evaluations", 100, 2, True),
     ("swing", "swing", "standard deviation of these ten evaluations", 100, 2, False),
     ("seconds", "seconds", "wall time of the training, without evaluations", 1, 0, False),
@@ -104,7 +106,19 @@ def results(chapter: Chapter, method_styles: MethodStyles) -> str:
     seeds_note = "Means over seeds, standard deviations in brackets. " if several else ""
     meanings = "; ".join(f"{name}: {meaning}" for _, name, meaning, *_ in _COLUMNS)
     table = _table(head, rows, "Results by method", " class='sorts'")
-    return _with_note(table, f"{seeds_note}Bold: the highest. {meanings}.")
+    marks = marks_text(marks_of(run.metrics) for run in chapter.runs)
+    made = _with_note(table, f"{seeds_note}Bold: the highest. {meanings}. {_fewer(chapter)}{marks}".rstrip())
+    measured = metric_table({method.name: method.runs for method in chapter.methods})
+    if measured is None:
+        return made
+    return made + plain(Table(measured[0], measured[1], note=NOTE), "Metrics by method")
+
+
+def _fewer(chapter: Chapter) -> str:
+    """Which methods have fewer than ten evaluations, so that "last 10" is the mean of all of them."""
+    counts = {method.name: min(len(run.evaluated) for run in method.runs) for method in chapter.methods}
+    fewer = [f"{name} ({count})" for name, count in counts.items() if 0 < count < 10]
+    return f"Fewer than ten evaluations, so that last 10 is the mean of all: {', '.join(fewer)}. " if fewer else ""
 
 
 def _spread(spread: SeedMean | None, digits: int, *, deviation: bool) -> str:
@@ -115,7 +129,8 @@ def _spread(spread: SeedMean | None, digits: int, *, deviation: bool) -> str:
 
 
 def _named(method: MethodRuns, method_styles: MethodStyles) -> str:
-    return swatch(method_styles[method.name]) + escape(method.name)
+    name = marked(method.name, [marks_of(run.metrics) for run in method.runs])
+    return swatch(method_styles[method.name]) + escape(name)
 
 
 # -- costs ------------------------------------------------------------------------------------------------------------
