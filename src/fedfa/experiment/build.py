@@ -27,8 +27,9 @@ from fedfa.learning.random import torch_stream
 from fedfa.learning.round import ServerState, Training
 from fedfa.models.reference import network_reference
 from fedfa.models.split import SplitModel
-from fedfa.models.zoo import build_model
+from fedfa.models.zoo import MODELS, build_model
 from fedfa.stacking.choice import choose_execution
+from fedfa.trees import NetworkInput, describe
 
 log = logging.getLogger(__name__)
 
@@ -47,18 +48,21 @@ def load_dataset(config: Config) -> DataSet:
             "fedfa.load(path, data=…) or fedfa.run(config, path, resume=True, data=…)"
         )
     directory = Path(config.data.dir).expanduser() if config.data.dir else None
-    dataset = load(config.data.name, data_dir=directory, offline=config.data.offline)
+    columns = config.data.columns
+    dataset = load(config.data.name, data_dir=directory, offline=config.data.offline, columns=columns)
     return dataset.normalised(config.data.normalise)
 
 
 def build_federation(config: Config, data: DataSource | None) -> Federation:
     """The clients: as given, or the data split as the config says."""
-    if isinstance(data, Federation):
-        return data
-    if data is None:
-        data = load_dataset(config)
-    dataset = data if isinstance(data, DataSet) else dataset_from(data)
-    return dataset.split(config.data.partition, config.data.clients, config.data.seed)
+    if not isinstance(data, Federation):
+        if data is None:
+            data = load_dataset(config)
+        dataset = data if isinstance(data, DataSet) else dataset_from(data)
+        data = dataset.split(config.data.partition, config.data.clients, config.data.seed)
+    if data.standardise == "none" and len(data.partition.order):  # the server of sites with own data has none
+        data = data.standardised(config.data.standardise)
+    return data.augmented(config.data.augment) if data.augmentation is None else data
 
 
 def with_own(config: Config, model: ModelSource | None, data: DataSource | None) -> Config:
@@ -74,16 +78,21 @@ def with_own(config: Config, model: ModelSource | None, data: DataSource | None)
         values: dict[str, Any] = {"name": OWN}
         if isinstance(data, Federation):
             values["clients"] = len(data)
+            values |= {"standardise": data.standardise} if data.standardise != "none" else {}
             if (origin := data.origin) is not None:
                 values = {
                     "name": origin.name, "normalise": origin.normalisation, "partition": origin.partition,
                     "clients": origin.clients, "seed": origin.seed, "dir": origin.data_dir or config.data.dir,
+                    "standardise": config.data.standardise if origin.standardise == "none" else origin.standardise,
+                    "augment": config.data.augment if origin.augment == "none" else origin.augment,
+                    "label": origin.columns.label, "inputs": origin.columns.inputs,
+                    "client_column": origin.columns.clients, "domain_column": origin.columns.domains,
                 }  # fmt: skip
         changed["data"] = config.data.model_copy(update=values)
     return config.model_copy(update=changed)
 
 
-def build_network(config: Config, example: Tensor, classes: int, model: ModelSource | None) -> SplitModel:
+def build_network(config: Config, example: NetworkInput, classes: int, model: ModelSource | None) -> SplitModel:
     """The network with its initial weights, split into features and classifier, and checked on an example input."""
     with torch_stream(config.seed, "model"):
         if isinstance(model, nn.Module):
@@ -99,8 +108,14 @@ def build_network(config: Config, example: Tensor, classes: int, model: ModelSou
                 "the network of this run was given in Python and is not named in its config; give it again: "
                 "fedfa.load(path, model=…) or fedfa.run(config, path, resume=True, model=…)"
             )
+        elif config.model.name in MODELS and not (isinstance(example, Tensor) and example.is_floating_point()):
+            raise ModelError(
+                f"the network {config.model.name!r} of fedfa reads one tensor of numbers, not {describe(example)}; "
+                "give numbers as floats (x.astype('float32')), or a network of your own that reads these inputs"
+            )
         else:
-            module = build_model(config.model.name, example.shape[1:], classes, dict(config.model.options))
+            shape = example.shape[1:] if isinstance(example, Tensor) else ()
+            module = build_model(config.model.name, shape, classes, dict(config.model.options))
     if not isinstance(module, nn.Module):
         raise ModelError(f"model returned {type(module).__name__}; give an nn.Module, or a function that returns one")
     network = SplitModel.of(module, config.model.head, example)
