@@ -16,7 +16,7 @@ test-slow: $(VENV)/.ready-test
 	$(BIN)/pytest -q -m slow
 
 test-federation: $(VENV)/.ready-test
-	$(BIN)/pytest -q -m federation tests/flower
+	$(BIN)/pytest -q -m federation
 
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check .

@@ -111,7 +111,7 @@ def environment() -> dict[str, str]:
     return {"processor": f"{processor_name()} {kind}", "kernels": kernels, "torch": torch.__version__}
 
 
-def compute(name: str, arguments: list[str]) -> str:
+def compute(arguments: list[str]) -> str:
     """The digest of one run, or what went wrong."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
@@ -139,7 +139,7 @@ def main() -> None:
         chosen = {name: arguments for name, arguments in runs().items() if fnmatch.fnmatch(name, options.only)}
         known = json.loads(options.file.read_text(encoding="utf-8"))["runs"] if options.file.exists() else {}
         with ThreadPoolExecutor(2) as pool:
-            results = dict(zip(chosen, pool.map(compute, chosen, chosen.values()), strict=True))
+            results = dict(zip(chosen, pool.map(compute, chosen.values()), strict=True))
         results = {**known, **results}
         options.file.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({**environment(), "commit": source_commit(), "runs": results}, indent=2)

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from benchmarks.golden import compute, environment, runs
+from benchmarks.golden import digest, environment, runs
+from fedfa.cli.app import app
 
 RECORDED = json.loads((Path(__file__).parents[1] / "results" / "golden" / "current.json").read_text(encoding="utf-8"))
 CHOSEN = ["fedavg", "fedfa", "fedfa@plus", "fedfa@paper", "fedfa@authors", "scaffold", "moon", "fedavg+ccvr"]
@@ -16,9 +18,11 @@ same_environment = all(RECORDED[key] == value for key, value in environment().it
 
 @pytest.mark.skipif(not same_environment, reason="bits depend on the processor and on torch")
 @pytest.mark.parametrize("method", CHOSEN)
-def test_a_golden_run_has_the_recorded_bits(method: str) -> None:
+def test_a_golden_run_has_the_recorded_bits(method: str, tmp_path: Path) -> None:
     name = f"{method}/1-worker"
-    assert compute(name, runs()[name]) == RECORDED["runs"][name]
+    result = CliRunner().invoke(app, [*runs()[name], "--out", str(tmp_path / "run")])
+    assert result.exit_code == 0, result.output
+    assert digest(tmp_path / "run") == RECORDED["runs"][name]
 
 
 @pytest.mark.parametrize("method", CHOSEN)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from fedfa.cli.app import app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -26,10 +29,10 @@ EXAMPLES = [
 ]
 
 
-def run(arguments: list[str], directory: Path) -> str:
-    done = subprocess.run(arguments, cwd=directory, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def fedfa(*arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
 def test_pages_hold_the_expected_number_of_examples() -> None:
@@ -40,10 +43,15 @@ def test_pages_hold_the_expected_number_of_examples() -> None:
     assert [name for name, _ in blocks("file")] == ["pull.py"]
 
 
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.mark.parametrize("code", EXAMPLES)
-def test_python_examples_run(code: str, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(code, encoding="utf-8")
-    run([sys.executable, "script.py"], tmp_path)
+def test_python_examples_run(code: str) -> None:
+    Path("script.py").write_text(code, encoding="utf-8")
+    runpy.run_path("script.py", run_name="__main__")
 
 
 def test_the_first_example_of_the_readme_has_at_most_twelve_lines() -> None:
@@ -51,43 +59,39 @@ def test_the_first_example_of_the_readme_has_at_most_twelve_lines() -> None:
     assert len(code.splitlines()) <= 12
 
 
-def test_own_algorithm_is_short_and_runs_alone_and_combined(tmp_path: Path) -> None:
+def test_own_algorithm_is_short_and_runs_alone_and_combined() -> None:
     ((name, code),) = blocks("file")
-    (tmp_path / name).write_text(code, encoding="utf-8")
+    Path(name).write_text(code, encoding="utf-8")
     assert len(code.splitlines()) <= 26
     for algorithm, out in ((name, "alone"), (f"fedfa+{name}", "combined")):
         command = ["run", "--preset", "digits-c2", "--algorithm", algorithm, "--rounds", "3", "--out", out]
-        printed = run([sys.executable, "-m", "fedfa", *command, "--set", "algorithm.pull.strength=0.1"], tmp_path)
+        printed = fedfa(*command, "--set", "algorithm.pull.strength=0.1")
         assert "after 3 rounds" in printed
 
 
-def test_the_pull_component_keeps_the_model_near_its_start(tmp_path: Path) -> None:
+def test_the_pull_component_keeps_the_model_near_its_start() -> None:
     """With a strong pull one round changes the model less."""
-    from safetensors.torch import load_file
-
     ((name, code),) = blocks("file")
-    (tmp_path / name).write_text(code, encoding="utf-8")
+    Path(name).write_text(code, encoding="utf-8")
     norms = {}
     for strength in ("0", "5"):
         command = ["run", "--preset", "digits-c2", "--algorithm", name, "--rounds", "1", "--out", strength]
-        run([sys.executable, "-m", "fedfa", *command, "--set", f"algorithm.pull.strength={strength}"], tmp_path)
-        state = load_file(tmp_path / strength / "server.safetensors")
+        fedfa(*command, "--set", f"algorithm.pull.strength={strength}")
+        state = load_file(Path(strength) / "server.safetensors")
         norms[strength] = sum(value.norm() for key, value in state.items() if key.startswith("pull/"))
     assert norms["5"] < 0.7 * norms["0"]
 
 
-def test_the_method_of_the_guide_runs_and_with_alpha_one_is_fedavg(tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-
+def test_the_method_of_the_guide_runs_and_with_alpha_one_is_fedavg() -> None:
     ((name, code),) = blocks("file", (ROOT / "docs/algorithms.md").read_text(encoding="utf-8"))
-    (tmp_path / name).write_text(code, encoding="utf-8")
+    Path(name).write_text(code, encoding="utf-8")
     models = {}
     for algorithm, alpha in (("fedavg", None), (name, "1"), (name, "0.5")):
         out = f"{algorithm}-{alpha}"
         command = ["run", "--preset", "digits-c2", "--algorithm", algorithm, "--rounds", "2", "--out", out]
         options = [] if alpha is None else ["--set", f"algorithm.fedcm.alpha={alpha}"]
-        run([sys.executable, "-m", "fedfa", *command, *options], tmp_path)
-        models[alpha] = load_file(tmp_path / out / "model.safetensors")
+        fedfa(*command, *options)
+        models[alpha] = load_file(Path(out) / "model.safetensors")
     assert all(value.equal(models["1"][key]) for key, value in models[None].items())
     assert not all(value.allclose(models["0.5"][key], atol=1e-3) for key, value in models[None].items())
 
