@@ -16,6 +16,7 @@ from rich.padding import Padding
 from fedfa.cli.common import Assignments, ConfigFile, DataDir, Jobs, Preset, Rounds, console, errors, plain_table, say
 from fedfa.cli.data import app as data_app
 from fedfa.cli.flower import app as flower_app
+from fedfa.cli.model import export, predict
 from fedfa.cli.paper import app as paper_app
 from fedfa.cli.report import report
 from fedfa.errors import ConfigError, FedfaError, RunError
@@ -29,6 +30,8 @@ app.add_typer(
     paper_app, name="paper", help="The paper's tables and figures: run what is missing, compare with the paper."
 )
 app.command()(report)
+app.command()(predict)
+app.command()(export)
 
 _show_traceback = False
 

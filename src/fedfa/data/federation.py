@@ -18,6 +18,7 @@ from fedfa.data.partitions.assignment import IntArray, Partition
 from fedfa.data.partitions.rules import number_of_clients, partition
 from fedfa.data.partitions.specs import AnyPartition, Natural, parse_partition, partition_text
 from fedfa.data.preprocessing import Normalisation, Preprocessing
+from fedfa.data.raw import whole_number
 from fedfa.data.samples import DataOrigin, DataSet, Samples, select
 from fedfa.data.standardisation import Standardise, fit
 from fedfa.errors import DataError
@@ -171,6 +172,11 @@ class Federation:
     def of(cls, dataset: DataSet, spec: str | AnyPartition, clients: int | None, seed: int) -> Federation:
         """See :meth:`DataSet.split`."""
         spec = parse_partition(spec) if isinstance(spec, str) else spec
+        if not isinstance(spec, get_args(AnyPartition)):
+            raise DataError(f"partition = {spec!r}: give text such as 'shards:2', or its specification")
+        if clients is not None:
+            whole_number(clients, "clients")
+        whole_number(seed, "seed")
         split = partition(dataset.train, spec, number_of_clients(spec, clients), dataset.num_classes, seed)
         names: tuple[str, ...] = ()
         if isinstance(spec, Natural) and dataset.owners and dataset.train.writers is not None:

@@ -156,7 +156,10 @@ class Preprocessing:
             return _apply_to_each(normalisation, inputs)
         if isinstance(inputs, Mapping):
             raise DataError(f"the inputs are a {type(inputs).__name__}; the model was trained on one array: pass that")
-        values = to_numpy(inputs)
+        try:
+            values = to_numpy(inputs)
+        except (ValueError, TypeError) as error:  # NumPy: lists of different lengths
+            raise DataError(f"the inputs cannot be read as an array: {error}") from None
         batch = self._images(values) if self.kind in ("uint8", "uint16") else self._numbers(values)
         # A copy: the caller's array may be read-only or have negative strides, which torch does not take.
         return normalisation.batch(torch.from_numpy(np.array(batch, order="C")))

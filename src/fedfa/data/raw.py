@@ -22,6 +22,17 @@ def to_numpy(values: Any) -> Array:
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
 
 
+def whole_number(value: Any, what: str) -> int:
+    """A number that is not negative.
+
+    Raises:
+        DataError: It is anything else.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
+        raise DataError(f"{what} = {value!r}: give a whole number, 0 or more")
+    return int(value)
+
+
 @dataclass
 class RawSamples:
     """Inputs as in :class:`~fedfa.data.Samples`, labels and, where known, domains and writers."""

@@ -85,8 +85,7 @@ def _from_path(path: Path, columns: Columns) -> Parts:
         _refuse_columns(columns, "an .npz file")
         return _from_npz(path)
     if path.suffix in (".csv", ".parquet"):
-        table = _read_csv(path) if path.suffix == ".csv" else _read_parquet(path)
-        return Parts(from_table(table, columns, str(path)))
+        return Parts(from_table(read_table(path), columns, str(path)))
     raise DataError(f"{path}: give an .npz file or a folder of class folders, or a table as .csv or .parquet")
 
 
@@ -115,6 +114,13 @@ def _from_npz(path: Path) -> Parts:
         one = Source(loaded[f"x{part}"], loaded[f"y{part}"], names, owners, loaded.get(f"domains{part}"))
         made.append(_checked(one, f"{path}, x{part}: "))
     return Parts(*made)
+
+
+def read_table(path: Path) -> dict[str, Array]:
+    """The columns of a ``.csv`` or ``.parquet`` file."""
+    if path.suffix not in (".csv", ".parquet"):
+        raise DataError(f"{path}: give a .csv or .parquet file")
+    return _read_csv(path) if path.suffix == ".csv" else _read_parquet(path)
 
 
 def _read_csv(path: Path) -> dict[str, Array]:
@@ -373,6 +379,8 @@ def _refuse_columns(columns: Columns, source: str) -> None:
 def _checked(source: Source, where: str) -> Source:
     """Refuse arrays of different lengths."""
     inputs = source.inputs
+    if source.labels.ndim == 0:
+        raise DataError(f"{where}labels must be one number or name per sample, not a single value")
     if isinstance(inputs, np.ndarray):
         inputs = (inputs,)
     for one in inputs.values() if isinstance(inputs, dict) else inputs:

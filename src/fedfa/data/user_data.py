@@ -14,7 +14,7 @@ import torch
 from fedfa.data import cache
 from fedfa.data.checks import check
 from fedfa.data.preprocessing import Normalisation
-from fedfa.data.raw import Array, RawDataSet, RawSamples
+from fedfa.data.raw import Array, RawDataSet, RawSamples, whole_number
 from fedfa.data.records import Field, Records, pack, unpacked
 from fedfa.data.samples import Columns, DataSet, Samples
 from fedfa.data.sources import INPUTS, Parts, Source, objects, read
@@ -72,6 +72,7 @@ def dataset_from(
     if clients is not None and writers is not None:
         raise DataError("clients and writers both say who holds a sample; give one of them")
     owners = writers if clients is None else clients
+    whole_number(seed, "seed")
     columns = Columns(
         label, _names(inputs, "inputs"), *(value if isinstance(value, str) else None for value in (owners, domains))
     )
@@ -356,7 +357,7 @@ def _hold_out(
     """Hold out a random share of every class, at least one sample of each class that has two or more."""
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
         raise DataError(f"test_fraction must lie between 0 and 1, not {fraction}")
-    rng = stream(seed, "test-split")
+    rng = stream(whole_number(seed, "seed"), "test-split")
     is_test = np.zeros(len(given.labels), dtype=bool)
     for group in (None,) if groups is None else np.unique(groups):
         inside = True if group is None else groups == group

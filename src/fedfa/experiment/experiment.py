@@ -157,7 +157,7 @@ class Experiment:
         self, config: Config, model: ModelSource | None, data: DataSource | None, callbacks: Sequence[Callback]
     ) -> None:
         self.config = with_own(config, model, data)
-        if callable(callbacks) or not all(map(callable, callbacks)):
+        if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
             raise ConfigError(f"callbacks is {callbacks!r}; give a list of functions of (experiment, record)")
         self.callbacks = list(callbacks)
         self.records: list[RoundRecord] = []

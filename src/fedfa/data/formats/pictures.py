@@ -51,7 +51,7 @@ def read_mosaic(path: Path, size: int = 32, across: int = 100) -> Array:
     return np.ascontiguousarray(tiles.reshape(-1, size, size, 3))
 
 
-_ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".pgm", ".ppm"}
+PICTURE_ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".pgm", ".ppm"}
 
 
 Part = tuple[Array, Array, tuple[str, ...]]
@@ -88,7 +88,7 @@ def _read_part(folder: Path, names: tuple[str, ...] | None) -> Part:
     for label, name in enumerate(names):
         class_folder = folder / name
         for path in sorted(class_folder.iterdir()) if class_folder.is_dir() else ():
-            if path.suffix.lower() not in _ENDINGS:
+            if path.suffix.lower() not in PICTURE_ENDINGS:
                 continue
             image = read_picture(path)
             first = first or path
@@ -105,7 +105,9 @@ def _read_part(folder: Path, names: tuple[str, ...] | None) -> Part:
             images.append(image)
             labels.append(label)
     if not images:
-        raise DataError(f"{folder}: no pictures in its class folders (known file types: {' '.join(sorted(_ENDINGS))})")
+        raise DataError(
+            f"{folder}: no pictures in its class folders (known file types: {' '.join(sorted(PICTURE_ENDINGS))})"
+        )
     stacked = np.stack(images)
     if stacked.ndim == 4 and np.array_equal(stacked[..., :2], stacked[..., 1:]):
         stacked = stacked[..., :1]  # grey pictures keep one channel
