@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: bench demo test test-slow test-federation lint types format clean
+.PHONY: bench demo docs test-docs test test-slow test-federation lint types format clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/fedfa demo
@@ -17,6 +17,14 @@ test-slow: $(VENV)/.ready-test
 
 test-federation: $(VENV)/.ready-test
 	$(BIN)/pytest -q -m federation
+
+# Serves the documentation site and follows changes; http://127.0.0.1:8000
+docs: $(VENV)/.ready-test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
+
+# Builds the site strictly and checks every link.
+test-docs: $(VENV)/.ready-test
+	$(BIN)/pytest -q -m "slow or not slow" tests/test_site.py
 
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check .
@@ -50,10 +58,15 @@ $(BIN)/python:
 	  { echo "fedfa needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.ready-demo: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.ready-torch: constraints.txt | $(BIN)/python
+	@echo "Setting up $(VENV); torch first, which takes a minute or two."
+	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python tools/install_torch.py
+	@touch $@
+
+$(VENV)/.ready-demo: pyproject.toml constraints.txt $(VENV)/.ready-torch
 	$(PIP) --editable '.[plots,data]'
 	@touch $@
 
-$(VENV)/.ready-test: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.ready-test: pyproject.toml constraints.txt $(VENV)/.ready-torch
 	$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.ready-demo

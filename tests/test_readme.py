@@ -14,7 +14,8 @@ from fedfa.cli.app import app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/experiments.md")}
+PAGE_NAMES = ("README.md", "docs/experiments.md", "docs/evaluation.md", "docs/tuning.md", "docs/start.md")
+PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in PAGE_NAMES}
 
 
 def blocks(kind: str, text: str = README) -> list[tuple[str, str]]:
@@ -39,6 +40,9 @@ def test_pages_hold_the_expected_number_of_examples() -> None:
     assert {page: len(blocks("python", text)) for page, text in PAGES.items()} == {
         "README.md": 2,
         "docs/experiments.md": 5,
+        "docs/evaluation.md": 1,
+        "docs/tuning.md": 1,
+        "docs/start.md": 2,
     }
     assert [name for name, _ in blocks("file")] == ["pull.py"]
 

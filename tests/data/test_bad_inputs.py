@@ -19,7 +19,7 @@ import torch
 import fedfa
 from fedfa.data import dataset_from, federation_from
 from fedfa.errors import FedfaError
-from fedfa.experiment.config import config_keys
+from fedfa.experiment.config_keys import config_keys
 
 CASES = 500
 Case = tuple[str, Callable[[], object]]

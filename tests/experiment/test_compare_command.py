@@ -290,7 +290,8 @@ def test_all_means_in_each_setting_the_methods_that_fit(
     assert "model.name=mlp: left out: fedbn (" in said
     page = text_of(tmp_path)
     assert re.search(r"^\| matching \| \d+\.\d\d \[1\] \| – \|$", page, re.MULTILINE)
-    assert re.search(r"^\| fedbn \| – \| \d+\.\d\d \[1\] \|$", page, re.MULTILINE)
+    assert re.search(r"^\| fedbn † \| – \| \d+\.\d\d \[1\] \|$", page, re.MULTILINE), "clients' own models, marked"
+    assert "† no global model" in page
     assert "- matching, model.name=cnn-mixed-digits: left out (" in page
     assert sorted(path.parent.name for path in tmp_path.glob("*/*/summary.json")) == ["fedbn-s1", "matching-s1"]
 

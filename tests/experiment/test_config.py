@@ -48,7 +48,7 @@ def test_the_record_is_complete() -> None:
     recorded = tomllib.loads(Config.preset("digits-c2", asked("fedfa", None)).to_toml())
     assert recorded["local"] == {
         "epochs": 5, "batch_size": 16, "lr": 0.1, "lr_decay": 1.0, "momentum": 0.0, "weight_decay": 0.001,
-        "drop_last": False,
+        "drop_last": False, "optimiser": "sgd", "schedule": "constant", "warmup": 0,
         "precision": "float32",
     }  # fmt: skip
     assert recorded["data"]["partition"] == {"kind": "shards", "classes_per_client": 2}

@@ -18,6 +18,7 @@ from fedfa.errors import ConfigError
 from fedfa.experiment import sweep
 from fedfa.experiment.run import run
 from fedfa.experiment.run_directory import RunDirectory
+from fedfa.experiment.run_processes import RunProcess
 from fedfa.experiment.sweep import Cell, Comparison, plan_cells
 from fedfa.report.comparison_table import HEADER, comparison_rows
 from fedfa.text_tables import markdown_table
@@ -57,8 +58,15 @@ def test_runs_in_processes_are_those_of_this_process_and_a_failure_does_not_stop
     """The logistic network has no normalisation layers: fedbn is refused, with its reason; the rest is there."""
     cells = plan_cells(["fedbn", "fedavg", "fedfa"], [1], [QUICK], tmp_path / "compare")
     seen: list[tuple[str, int]] = []
-    work = Comparison(cells, 2, lambda cell, record: seen.append((cell.title, record["round"])))
+    counted: list[tuple[int, int]] = []
+    work = Comparison(
+        cells,
+        2,
+        lambda cell, record: seen.append((cell.title, record["round"])),
+        count=lambda finished, runs: counted.append((finished, runs)),
+    )
     work.run()
+    assert counted == [(0, 3), (1, 3), (2, 3)]
     assert list(work.failed) == ["fedbn-s1"]
     assert "normalisation" in work.failed["fedbn-s1"]
     assert sorted(seen) == [("fedavg", 1), ("fedavg", 2), ("fedfa", 1), ("fedfa", 2)]
@@ -96,7 +104,8 @@ def test_cells_share_the_cores(
 
     def start(self: Comparison, cell: Cell, cores: int) -> object:
         given.append(cores)
-        return sweep._Running(cell, subprocess.Popen([sys.executable, "-c", "pass"]), tmp_path / "log", before=0)
+        process = RunProcess(tmp_path / "log", [sys.executable, "-c", "pass"])
+        return sweep._Running(cell, process, tmp_path / "log", before=0)
 
     monkeypatch.setattr(sweep, "available_cores", lambda: cores)
     monkeypatch.setattr(Comparison, "_start", start)

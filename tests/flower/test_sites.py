@@ -21,7 +21,7 @@ from fedfa.learning.evaluate import judge
 
 # -- evaluations ------------------------------------------------------------------------------------------------------
 def evaluation_of(site: int, hit: torch.Tensor, labels: torch.Tensor, domains: torch.Tensor | None) -> SiteEvaluation:
-    made = judge(hit, torch.ones(len(hit)) * site, labels, 3, domains=domains, domain_names=("a", "b"))
+    made = judge({"hit": hit, "loss": torch.ones(len(hit)) * site}, labels, 3, domains=domains, domain_names=("a", "b"))
     by_domain = () if domains is None else tuple(int((domains == "ab".index(n)).sum()) for n in made.domain_accuracy)
     return SiteEvaluation(site, made, tuple(labels.bincount(minlength=3).tolist()), by_domain)
 
@@ -44,7 +44,9 @@ def test_combined_evaluations_are_that_of_all_samples_in_one_place(
     ]
     hit, labels, domains = (torch.cat(column) for column in zip(*columns, strict=True))
     loss = torch.cat([torch.ones(len(site)) * number for number, site in enumerate(sites)])
-    whole = judge(hit, loss, labels, 3, domains=domains if with_domains else None, domain_names=("a", "b"))
+    whole = judge(
+        {"hit": hit, "loss": loss}, labels, 3, domains=domains if with_domains else None, domain_names=("a", "b")
+    )
     found = combine(each)
     assert (found.accuracy, found.class_accuracy) == (whole.accuracy, whole.class_accuracy)
     assert found.domain_accuracy == whole.domain_accuracy

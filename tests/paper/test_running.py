@@ -65,7 +65,7 @@ def test_study_stops_cleanly_when_time_is_up_and_the_next_call_continues(tmp_pat
 
     def until_some_rounds_later(cell: Cell, record: dict[str, Any]) -> None:
         seen.append(record["round"])
-        processes.extend(running.process for running in work._running.values())
+        processes.extend(running.process.process for running in work._running.values())
         if record["round"] >= stop_at:
             work.seconds = 0.0
 

@@ -75,8 +75,8 @@ def test_page_is_self_contained(report: Report) -> None:
 def test_page_has_every_section(report: Report) -> None:
     text = report.page.read_text()
     headings = re.findall(r"<h3>(.*?)</h3>", text)
-    assert headings == ["Accuracy", "Time and bytes", "Data", "Classes", "Diagnostics", "Configuration",
-                        "Commands and versions"]  # fmt: skip
+    assert headings == ["Accuracy", "Differences", "Loss", "Time and bytes", "Data", "Classes", "Diagnostics",
+                        "Configuration", "Commands and versions"]  # fmt: skip
     titles = set(re.findall(r"<h4>(.*?)</h4>", text))
     assert {"Accuracy by round", "Accuracy by class at the end", "Drift of the clients&#x27; weights",
             "Cosines between class anchors", "Features in the plane, by class"} <= titles  # fmt: skip

@@ -6,6 +6,7 @@ Anchors(mu=0.2) + Calibration() + FinalCalibration() + FedAdam()
 
 from fedfa.algorithms.ccvr import CCVR
 from fedfa.algorithms.centralised import Centralised
+from fedfa.algorithms.ditto import Ditto
 from fedfa.algorithms.fedacg import FedACG
 from fedfa.algorithms.fedavg import FedAvg
 from fedfa.algorithms.fedbn import FedBN
@@ -21,6 +22,7 @@ from fedfa.algorithms.fedntd import FedNTD
 from fedfa.algorithms.fedproc import FedProc
 from fedfa.algorithms.fedproto import FedProto
 from fedfa.algorithms.fedprox import FedProx
+from fedfa.algorithms.fedrep import FedRep
 from fedfa.algorithms.fedrs import FedRS
 from fedfa.algorithms.fedsam import FedSAM
 from fedfa.algorithms.final_calibration import FinalCalibration
@@ -66,6 +68,7 @@ __all__ = [
     "Anchors",
     "Calibration",
     "Centralised",
+    "Ditto",
     "FedACG",
     "FedAdagrad",
     "FedAdam",
@@ -85,6 +88,7 @@ __all__ = [
     "FedProto",
     "FedProx",
     "FedRS",
+    "FedRep",
     "FedSAM",
     "FedYogi",
     "FinalCalibration",

@@ -48,6 +48,7 @@ class FedNova(Component):
     traits = Traits(
         aggregates=True,
         shared_model=True,
+        sgd_steps=True,
         excludes={"fedprox": "it must know the proximal term to normalise correctly; set algorithm.fednova.mu instead"},
     )
 

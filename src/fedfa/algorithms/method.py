@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from dataclasses import dataclass, field
+from typing import Any
 
 from fedfa.algorithms.reference_code import Variants
 from fedfa.learning.component import Component
@@ -33,3 +34,21 @@ class Method:
         """The docstring of the method's file: reference, what is sent and stored, cost."""
         module = sys.modules[self.components[0].__module__] if self.components else None
         return inspect.cleandoc((module.__doc__ if module else None) or self.summary)
+
+    def describe(self) -> dict[str, Any]:
+        """Everything about the method as plain values, for programs."""
+        options = {
+            f"algorithm.{component.name}.{field.alias or name}": {
+                "default": field.default,
+                "meaning": " ".join((field.description or "").split()),
+            }
+            for component in self.components
+            for name, field in component.model_fields.items()
+        }
+        return {
+            "name": self.name,
+            "summary": self.summary,
+            "explanation": self.explanation(),
+            "options": options,
+            "variants": self.variants,
+        }

@@ -59,6 +59,7 @@ class Scaffold(Component):
         aggregates=True,
         broadcasts=True,
         shared_model=True,
+        sgd_steps=True,
         excludes={
             "fedprox": "the mean of μ (y − x) would enter c_i and work against the proximal term in the next round; "
             "leave out one of the two"

@@ -13,7 +13,32 @@ import typer
 from rich.markup import escape
 from rich.padding import Padding
 
-from fedfa.cli.common import Assignments, ConfigFile, DataDir, Jobs, Preset, Rounds, console, errors, plain_table, say
+from fedfa.cli.common import (
+    AlgorithmExpression,
+    Assignments,
+    ConfigFile,
+    DataDir,
+    Jobs,
+    Json,
+    Preset,
+    Rounds,
+    Seeds,
+    console,
+    errors,
+    parse_seeds,
+    plain_table,
+    print_json,
+    result_text,
+    say,
+)
+from fedfa.cli.completion import (
+    complete_algorithm,
+    complete_assignment,
+    complete_methods_and_all,
+    complete_preset,
+    complete_section,
+)
+from fedfa.cli.dashboard import dashboard
 from fedfa.cli.data import app as data_app
 from fedfa.cli.flower import app as flower_app
 from fedfa.cli.model import export, predict
@@ -32,6 +57,7 @@ app.add_typer(
 app.command()(report)
 app.command()(predict)
 app.command()(export)
+app.command()(dashboard)
 
 _show_traceback = False
 
@@ -82,16 +108,19 @@ def options(
 def run(
     file: ConfigFile = None,
     preset: Preset = None,
-    algorithm: Annotated[
-        str | None,
-        typer.Option(help="Algorithm expression: methods joined by '+', a .py file, a variant after '@'."),
-    ] = None,
+    algorithm: AlgorithmExpression = None,
     assignments: Assignments = None,
     rounds: Rounds = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the training.")] = None,
+    seed: Seeds = None,
     data_dir: DataDir = None,
-    out: Annotated[Path | None, typer.Option(help="Run directory; default: one below runs/.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Run directory; default: one below runs/. With several seeds, NAME-sSEED each."),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the run directory.")] = False,
+    until: Annotated[
+        int | None, typer.Option(min=1, help="Pause after this round; --resume goes on from there.")
+    ] = None,
     workers: Annotated[
         str | None,
         typer.Option(metavar="auto|N", help="Processes that train clients; the result is the same for every number."),
@@ -105,43 +134,53 @@ def run(
     ] = None,
 ) -> None:
     """Train one algorithm on one federation, and record everything in a run directory."""
-    from fedfa.cli.progress import RoundsProgress
-    from fedfa.experiment import run as runs
-    from fedfa.experiment.build import load_dataset
     from fedfa.experiment.config import Config
     from fedfa.experiment.layers import merge
 
+    seeds = parse_seeds(seed)
     if file is None and preset is None and resume:
         if out is None:
             raise typer.BadParameter("--resume continues the run in a run directory; name it with --out")
         if not (out / "config.toml").exists():
             raise ConfigError(f"{out} holds no run (no config.toml); to start one, name a config file or --preset")
         file = out / "config.toml"
-    base, asked = layers_of(file, preset, assignments, rounds, data_dir, algorithm=algorithm, seed=seed)
+    base, asked = layers_of(file, preset, assignments, rounds, data_dir, algorithm=algorithm)
     count = int(workers) if workers is not None and workers.isdecimal() else workers
     chosen = {"workers": count, "kind": engine, "address": address}
     asked = merge(asked, {"engine": {key: value for key, value in chosen.items() if value is not None}})
-    config = Config.resolve(base, asked)
-    if address is not None and config.engine.kind != "ray":
+    configs = [Config.resolve(base, asked, {} if one is None else {"seed": one}) for one in seeds or (None,)]
+    if address is not None and configs[0].engine.kind != "ray":
         raise typer.BadParameter("--address belongs to a Ray cluster; add --engine ray")
-    directory = out or Path("runs") / default_name(preset or (file.stem if file else "run"), config, assignments)
+    title = preset or (file.stem if file else "run")
+    for config in configs:
+        directory = out or Path("runs") / default_name(title, config, assignments)
+        if out is not None and len(configs) > 1:
+            directory = out.with_name(f"{out.name}-s{config.seed}")
+        _train(config, directory, resume=resume, until=until)
+
+
+def _train(config: Any, directory: Path, *, resume: bool, until: int | None) -> None:
+    from fedfa.cli.progress import RoundsProgress
+    from fedfa.experiment import run as runs
+    from fedfa.experiment.build import load_dataset
+
     with console.status(f"loading {escape(config.data.name)}"):
         load_dataset(config)  # downloads it the first time; the run then finds it in the cache
     with RoundsProgress(console) as progress:
         watch = progress.add(config.algorithm.name, config.rounds)
         try:
-            result = runs.run(config, directory, resume=resume, watch=watch)
+            result = runs.run(config, directory, resume=resume, watch=watch, until=until)
         except (KeyboardInterrupt, Stopped):
             progress.stop()
             again = f"fedfa run --resume --out {shlex.quote(str(directory))}"
             errors.print(f"stopped. Continue with: {escape(again)}", soft_wrap=True)
             raise
     summary = result.summary
-    say(
-        f"accuracy [bold]{summary['final_accuracy']:.2%}[/] after {summary['rounds']} rounds "
-        f"(best {summary['best_accuracy']:.2%}, mean of the last ten {summary['last10_accuracy']:.2%}); "
-        f"{summary['seconds']:.0f} s of training; record in {escape(str(directory))}"
-    )
+    if not summary:
+        again = f"fedfa run --resume --out {shlex.quote(str(directory))}"
+        say(f"paused after {result.metrics[-1]['round']} of {config.rounds} rounds. Continue with: {escape(again)}")
+        return
+    say(f"{result_text(summary)}; {summary['seconds']:.0f} s of training; record in {escape(str(directory))}")
 
 
 def layers_of(
@@ -189,11 +228,17 @@ def default_name(base: str, config: Any, assignments: list[str] | None) -> str:
 def compare(
     file: ConfigFile = None,
     preset: Annotated[
-        list[str] | None, typer.Option(help="Name of a preset (`fedfa presets` lists them); repeat it for more.")
+        list[str] | None,
+        typer.Option(
+            help="Name of a preset (`fedfa presets` lists them); repeat it for more.", autocompletion=complete_preset
+        ),
     ] = None,
     algorithm: Annotated[
         list[str] | None,
-        typer.Option(help="Algorithm expression, e.g. fedavg or fedfa@plus; repeat it. `all`: every method."),
+        typer.Option(
+            help="Algorithm expression, e.g. fedavg or fedfa@plus; repeat it. `all`: every method.",
+            autocompletion=complete_methods_and_all,
+        ),
     ] = None,
     assignments: Assignments = None,
     vary: Annotated[
@@ -201,13 +246,15 @@ def compare(
         typer.Option(
             metavar="KEY=VALUE,VALUE",
             help="One setting per value, e.g. local.lr=0.5,0.1; repeat it for every combination.",
+            autocompletion=complete_assignment,
         ),
     ] = None,
     rounds: Rounds = None,
-    seed: Annotated[list[int] | None, typer.Option(help="Seed of the training; repeat it for more.")] = None,
+    seed: Seeds = None,
     data_dir: DataDir = None,
     out: Annotated[Path, typer.Option(help="Directory of the run directories and the tables.")] = Path("runs/compare"),
     jobs: Jobs = None,
+    as_json: Json = False,
 ) -> None:
     """Train several algorithms in one setting or more, and print them side by side. Continues where it stopped."""
     from fedfa.cli.compare import run_compare
@@ -221,7 +268,50 @@ def compare(
             raise typer.BadParameter(f"--preset {title} is given twice; name each once")
         bases[title] = base
     planned = plan_configs(bases, asked, [parse_variation(text) for text in vary or []], out)
-    run_compare(console, algorithm or ["all"], seed or [], planned, out, jobs)
+    seeds = parse_seeds(seed)
+    run_compare(errors if as_json else console, algorithm or ["all"], seeds, planned, out, jobs, as_json=as_json)
+
+
+@app.command()
+def tune(
+    file: ConfigFile = None,
+    preset: Preset = None,
+    algorithm: Annotated[str | None, typer.Option(help="Algorithm expression; default: the config's.")] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=log:LOW..HIGH",
+            help="What to tune: KEY=LOW..HIGH, KEY=log:LOW..HIGH or KEY=VALUE,VALUE; repeat it for more.",
+        ),
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, help="Number of trials.")] = 40,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of the training of each trial: 1 to this number.")] = 2,
+    assignments: Assignments = None,
+    rounds: Rounds = None,
+    validation: Annotated[
+        str, typer.Option(help="Validation samples, where the config names none: server:SHARE or clients:SHARE.")
+    ] = "clients:0.1",
+    data_dir: DataDir = None,
+    out: Annotated[Path, typer.Option(help="Directory of the study and its runs.")] = Path("runs/tune"),
+    jobs: Jobs = None,
+) -> None:
+    """Find the config values that do best on validation samples. Continues where it stopped."""
+    from fedfa.cli.tune import run_tune, tune_arguments
+    from fedfa.experiment.config import Config
+    from fedfa.experiment.layers import merge
+    from fedfa.experiment.tuning import TuningPlan, parse_parameter
+
+    base, asked = layers_of(file, preset, assignments, rounds, data_dir, algorithm=algorithm)
+    config = Config.resolve(base, asked)
+    if config.data.validation is None:
+        asked = merge(asked, {"data": {"validation": validation}})
+    plan = TuningPlan(
+        (base, asked), tuple(map(parse_parameter, param or [])), trials, tuple(range(1, seeds + 1)), out
+    )  # fmt: skip
+    name = algorithm or config.algorithm.name
+    if algorithm is None and config.algorithm.variant not in (None, "default"):
+        name = f"{name}@{config.algorithm.variant}"
+    run_tune(console, plan, jobs, tune_arguments(file, preset, name, rounds, data_dir, assignments or []))
 
 
 @app.command()
@@ -230,7 +320,13 @@ def finalize(
     out: Annotated[Path, typer.Option(help="The new run directory.")],
     algorithm: Annotated[str | None, typer.Option(help="A method of the final pass, e.g. ccvr.")] = None,
     assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="E.g. algorithm.final.steps=1000.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="E.g. algorithm.final.steps=1000.",
+            autocompletion=complete_assignment,
+        ),
     ] = None,
 ) -> None:
     """Add a final pass (CCVR, FedFA's final calibration) to a finished run, without training again."""
@@ -290,25 +386,37 @@ def demo(
 
 
 @app.command()
-def presets() -> None:
+def presets(as_json: Json = False) -> None:
     """List the presets."""
     from fedfa.experiment.config import presets as known
 
+    if as_json:
+        print_json(known())
+        return
     console.print(plain_table(("preset", "what it is"), known().items(), texts=2))
 
 
 @app.command()
 def config(
-    section: Annotated[str | None, typer.Argument(help="A section, e.g. local; default: all.")] = None,
+    section: Annotated[
+        str | None, typer.Argument(help="A section, e.g. local; default: all.", autocompletion=complete_section)
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the JSON schema of a config file, for editors.")
+    ] = False,
 ) -> None:
-    """List every config key with its default and its meaning; `--set KEY=VALUE` sets it."""
-    from fedfa.experiment.config import config_keys
+    """List every config key with its type, default and meaning; `--set KEY=VALUE` sets it."""
+    from fedfa.experiment.config_keys import config_keys, json_schema
 
+    if as_json:
+        print_json(json_schema())
+        return
     keys = [key for key in config_keys() if section in (None, key.name.partition(".")[0])]
     if not keys:
         raise ConfigError(f"there is no config section {section!r}; `fedfa config` lists all keys")
     for key in keys:
-        console.print(f"[bold]{key.name}[/] = {escape(repr(key.default))}", highlight=False)
+        default = "" if key.default is None else f" = {escape(repr(key.default))}"
+        console.print(f"[bold]{key.name}[/]{default}  [cyan]({escape(key.kind)})[/]", highlight=False)
         _print_meaning(key.description)
     console.print("\nOptions of an algorithm: fedfa algorithms NAME.")
 
@@ -319,10 +427,17 @@ def _print_meaning(description: str | None) -> None:
 
 
 @app.command()
-def algorithms(name: Annotated[str | None, typer.Argument(help="A method to explain.")] = None) -> None:
+def algorithms(
+    name: Annotated[str | None, typer.Argument(help="A method to explain.", autocompletion=complete_algorithm)] = None,
+    as_json: Json = False,
+) -> None:
     """List the methods, or explain one."""
     from fedfa.algorithms.registry import methods, methods_of
 
+    if as_json:
+        found = methods().values() if name is None else methods_of(name)
+        print_json([method.describe() for method in found])
+        return
     if name is None:
         rows = [(method.name, method.summary) for method in methods().values()]
         console.print(plain_table(("method", "what it does"), rows, texts=2))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
-from fedfa.cli.common import plain_table
+from fedfa.cli.common import plain_table, print_json
 from fedfa.cli.progress import RoundsProgress
 from fedfa.errors import AlgorithmError, ConfigError, FedfaError
 
@@ -26,17 +26,22 @@ def run_compare(
     config: Sequence[Setting],
     out: Path,
     jobs: int | None,
+    *,
+    as_json: bool = False,
 ) -> None:
-    """Run what is missing, print the tables, write them to ``table.*``; fail at the end if a run is missing."""
+    """Run what is missing, print the tables, write them to ``table.*``; fail at the end if a run is missing.
+
+    With ``as_json``, standard output holds only the JSON; the console is another one.
+    """
     from fedfa.experiment.sweep import Comparison
-    from fedfa.report.comparison_summary import SettingResults, why_missing
+    from fedfa.report.comparison_summary import SettingResults, as_values, why_missing
 
     planned = [_cells_of(console, setting, methods, seeds) for setting in config]
     wanted = [cell for cells, _ in planned for cell in cells]
     _get_data(console, wanted)
     out.mkdir(parents=True, exist_ok=True)
     with RoundsProgress(console) as progress:
-        work = Comparison(wanted, jobs, progress.watch)
+        work = Comparison(wanted, jobs, progress.watch, count=progress.count)
         progress.during(work.run)
     results = []
     for setting, (cells, left_out) in zip(config, planned, strict=True):
@@ -48,7 +53,10 @@ def run_compare(
             console.print(f"skipped: {escape(name)}, another process is working on it", soft_wrap=True)
     if any(one.finished for one in results):
         _write_results(results, out)  # first: printing may fail, as when the output is piped to `head`
-        _print_results(console, results)
+        if as_json:
+            print_json(as_values(results))
+        else:
+            _print_results(console, results)
         written = f"{escape(str(out / 'table.md'))}, table.tex and table.csv"
         console.print(f"Also in {written}; the runs' records are beside them.", soft_wrap=True)
     else:
@@ -112,6 +120,7 @@ def _those_that_fit(setting: Setting) -> tuple[list[str], dict[str, str]]:
 def _print_results(console: Console, results: Sequence[SettingResults]) -> None:
     from fedfa.report.comparison_summary import legend, method_rows, notes
     from fedfa.report.comparison_table import HEADER
+    from fedfa.report.metric_table import NOTE
     from fedfa.report.paired_differences import PAIRS_HEADER, PAIRS_LEGEND
 
     header = ["method", *("\n".join(one.labels) for one in results)]
@@ -127,6 +136,11 @@ def _print_results(console: Console, results: Sequence[SettingResults]) -> None:
             console.print(escape(one.title), style="bold", highlight=False)
         if runs := one.run_rows():
             _print_table(console, HEADER, runs)
+        if (measured := one.metric_table()) is not None:
+            console.print()
+            for titles, *lines in _as_wide_as_fits([measured[0], *measured[1]], console.width):
+                _print_table(console, titles, lines)
+            console.print(NOTE, style="dim", highlight=False)
         if pairs := one.pair_rows():
             console.print()
             _print_table(console, PAIRS_HEADER, pairs)

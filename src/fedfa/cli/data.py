@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -14,10 +14,12 @@ from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, Ta
 from rich.table import Table
 from rich.text import Text
 
-from fedfa.cli.common import DataDir, console, say
+from fedfa.cli.common import DataDir, Json, console, print_json, say
+from fedfa.cli.completion import complete_dataset
 
 if TYPE_CHECKING:
     from fedfa.data import DataSet, Federation
+    from fedfa.data.definition import DataSetDefinition
 
 app = typer.Typer(no_args_is_help=True)
 Offline = Annotated[bool, typer.Option("--offline", help="Make no network call.")]
@@ -30,12 +32,15 @@ def data() -> None:
 
 
 @app.command(name="list")
-def list_(data_dir: DataDir = None) -> None:
+def list_(data_dir: DataDir = None, as_json: Json = False) -> None:
     """List the known data sets, and which of them are in the data directory."""
     from fedfa.data import cache
     from fedfa.data.sets import DEFINITIONS
 
     directory = cache.data_directory(data_dir)
+    if as_json:
+        print_json([_definition(one, cache.is_cached(directory, one.name)) for one in DEFINITIONS.values()])
+        return
     table = Table("name", "here", "train + test", "image", "classes", "comes from", box=None, pad_edge=False)
     for definition in DEFINITIONS.values():
         counts = definition.editions[0] if definition.editions else None
@@ -52,9 +57,24 @@ def list_(data_dir: DataDir = None) -> None:
     say(f"\nData directory: {escape(str(directory))}. Your own: an .npz file or a folder of class folders.")
 
 
+def _definition(definition: DataSetDefinition, here: bool) -> dict[str, Any]:
+    counts = definition.editions[0] if definition.editions else None
+    return {
+        "name": definition.name,
+        "here": here,
+        "train": counts and counts.train,
+        "test": counts and counts.test,
+        "shape": definition.shape,
+        "classes": definition.classes,
+    }
+
+
 @app.command()
 def get(
-    names: Annotated[list[str], typer.Argument(help="Names of data sets; `fedfa data list` shows them.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(help="Names of data sets; `fedfa data list` shows them.", autocompletion=complete_dataset),
+    ],
     source: Source = None,
     data_dir: DataDir = None,
     offline: Offline = False,
@@ -83,7 +103,10 @@ def get(
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="Name of a data set, or the path of your own data.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="Name of a data set, or the path of your own data.", autocompletion=complete_dataset),
+    ],
     partition: Annotated[
         str | None,
         typer.Option(help="A partition: iid, shards:2, classes:2:250, dirichlet:0.1, domains/shards:2, natural …"),

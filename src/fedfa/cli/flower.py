@@ -49,6 +49,7 @@ def up(
 ) -> None:
     """Run a local deployment: a federation of real processes on this machine, all of which are stopped at the end."""
     from fedfa.cli.app import default_name
+    from fedfa.cli.common import result_text
     from fedfa.cli.progress import RoundsProgress
     from fedfa.experiment.build import load_dataset
     from fedfa.experiment.run_directory import RunDirectory
@@ -92,8 +93,7 @@ def up(
                 console.print(f"stopped. Resume with: {escape(again)}", soft_wrap=True)
             raise
     console.print(
-        f"accuracy [bold]{summary['final_accuracy']:.2%}[/] after {summary['rounds']} rounds "
-        f"(best {summary['best_accuracy']:.2%}, mean of the last ten {summary['last10_accuracy']:.2%}); "
+        f"{result_text(summary)}; "
         f"{summary['seconds']:.0f} s of training; run directory {escape(str(folder))}, logs in "
         f"{escape(str(folder / 'flower' / 'logs'))}",
         soft_wrap=True,

@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fedfa.cli.common import DataDir, Jobs, console, errors, plain_table, say
+from fedfa.cli.common import DataDir, Jobs, console, errors, parse_seeds, plain_table, say
 from fedfa.errors import ConfigError, DataError, FedfaError, RunError
 
 if TYPE_CHECKING:
@@ -78,7 +78,9 @@ def run(
     cells: Annotated[
         list[str] | None, typer.Option(help="Only cells that match, e.g. 'fmnist/c2/*' or '*/fedfa'; repeatable.")
     ] = None,
-    seeds: Annotated[str | None, typer.Option(metavar="1,2,3", help="Default: the seeds of the study.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option("--seeds", "--seed", metavar="1,2,3", help="Default: the seeds of the study.")
+    ] = None,
     budget: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="Stop after this time (2h, 90m, 45s); the same command continues."),
@@ -105,8 +107,9 @@ def run(
     known_reading(asked)
     seconds = None if budget is None else parse_duration(budget)
     found = _runs(results, out)
+    wanted = parse_seeds([seeds] if seeds else None, "--seeds")
     missing_cells = missing(
-        chosen, found, out, patterns=cells or [], seeds=_seeds(seeds), rounds=rounds, reading=asked, data_dir=data_dir
+        chosen, found, out, patterns=cells or [], seeds=wanted, rounds=rounds, reading=asked, data_dir=data_dir
     )
     if not missing_cells:
         console.print(f"nothing is missing; see the result with: fedfa paper {chosen.kind} {name}")
@@ -198,13 +201,6 @@ def parse_duration(text: str) -> float:
     return sum(float(number) * units[unit] for number, unit in pieces)
 
 
-def _seeds(text: str | None) -> list[int]:
-    try:
-        return [] if text is None else list(dict.fromkeys(int(piece) for piece in text.split(",")))
-    except ValueError:
-        raise ConfigError(f"--seeds {text!r}: write numbers separated by commas, e.g. 1,2,3") from None
-
-
 def _runs(results: Sequence[Path] | None, out: Path | None = None) -> RunIndex:
     from fedfa.paper.run_index import RunIndex
 
@@ -222,7 +218,7 @@ def _run_cells(cells: Sequence[StudyCell], jobs: int | None, seconds: float | No
 
     cells = _with_data(cells)
     with RoundsProgress(console) as progress:
-        work = Comparison(cells, jobs, progress.watch, seconds=seconds)
+        work = Comparison(cells, jobs, progress.watch, seconds=seconds, count=progress.count)
         progress.during(work.run)
     for busy in work.busy:
         say(f"skipped: {escape(busy)}, another process is running it")

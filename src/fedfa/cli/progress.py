@@ -7,23 +7,37 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 if TYPE_CHECKING:
     from fedfa.experiment.sweep import Cell
 
 
+_MAX_BARS = 12
+"""With more runs than this, the bars of finished ones disappear."""
+
+
 class RoundsProgress:
-    """One bar per run, with the accuracy as it stands."""
+    """One bar per run, with the accuracy as it stands; above them one for all runs, where there are several."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._of_cells: dict[Path, Callable[[dict[str, Any]], None]] = {}
+        self._all: TaskID | None = None
+        self._runs = 0
         self._progress = Progress(
             TextColumn("{task.description:<10}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("accuracy {task.fields[accuracy]}"),
+            TextColumn("{task.fields[result]}"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=console,
@@ -50,6 +64,18 @@ class RoundsProgress:
             self._console.print("stopped. The same command goes on from here.")
             raise
 
+    def count(self, finished: int, runs: int) -> None:
+        """Show how many of all runs are finished."""
+        if runs < 2:
+            return
+        self._runs = runs
+        text = f"{finished} of {runs} runs"
+        if self._all is None:
+            self._all = self._progress.add_task(text, total=runs, result="")
+        self._progress.update(self._all, completed=finished, description=text)
+        if not self._console.is_terminal:
+            self._console.print(text, highlight=False)
+
     def watch(self, cell: Cell, record: dict[str, Any]) -> None:
         """Show a round of a cell, in a bar that begins with its first one."""
         if cell.directory not in self._of_cells:
@@ -58,12 +84,15 @@ class RoundsProgress:
 
     def add(self, title: str, rounds: int) -> Callable[[dict[str, Any]], None]:
         """A new bar; returns what to call with each round's record."""
-        task = self._progress.add_task(title, total=rounds, accuracy="  –   ")
+        task = self._progress.add_task(title, total=rounds, result="accuracy   –   ")
         tenth = max(1, rounds // 10)
 
         def show(record: dict[str, Any]) -> None:
             accuracy = "  –   " if record["accuracy"] is None else f"{record['accuracy']:6.2%}"
-            self._progress.update(task, completed=min(record["round"], rounds), accuracy=accuracy)
+            ended = record["round"] >= rounds and self._runs > _MAX_BARS
+            self._progress.update(
+                task, completed=min(record["round"], rounds), result=f"accuracy {accuracy}", visible=not ended
+            )
             if self._console.is_terminal:
                 return
             if record.get("final_pass"):

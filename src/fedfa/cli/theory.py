@@ -288,7 +288,7 @@ def _measure(
         raise FedfaError(f"{config.algorithm.name!r} has no clients to compare; choose another algorithm")
     state = state or experiment.state
     cohort = experiment.cohort(state.round)[:clients]
-    local = config.local.in_round(state.round)
+    local = config.local.in_round(state.round, config.rounds)
     options = config.algorithm.options
     # The proof of Lemma 3 has no calibration; Theorem 4 compares with FedAvg.
     plain = Config.resolve(

@@ -21,6 +21,7 @@ from fedfa.data.preprocessing import Normalisation, Preprocessing
 from fedfa.data.raw import whole_number
 from fedfa.data.samples import DataOrigin, DataSet, Samples, select
 from fedfa.data.standardisation import Standardise, fit
+from fedfa.data.validation import ValidationSet
 from fedfa.errors import DataError
 from fedfa.trees import NetworkInput
 
@@ -143,6 +144,7 @@ class Federation:
         names: Names of the clients, where the data name them; else empty.
         standardise: Whether inputs are standardised; see :meth:`standardised`.
         augmentation: Changes training batches; see :meth:`augmented`.
+        validation: Samples for choosing, which no client trains on; None without ``data.validation``.
 
     Example:
         >>> from fedfa.data import load
@@ -156,6 +158,7 @@ class Federation:
         dataset: DataSet,
         partition: Partition,
         origin: FederationOrigin | None = None,
+        validation: ValidationSet | None = None,
         *,
         names: tuple[str, ...] = (),
     ) -> None:
@@ -166,6 +169,7 @@ class Federation:
         self.standardise: Standardise = "none"
         self.augmentation: Augmentation | None = None
         self._fallback = dataset.normalisation  # of a client without statistics of its own
+        self.validation = validation
         self._order = torch.from_numpy(partition.order)
 
     @classmethod
@@ -315,25 +319,45 @@ class Federation:
     def pooled(self) -> Federation:
         """The same data with one client that holds the samples of all."""
         order = self.partition.order
-        pooled = Federation(
-            self.dataset, Partition(order, np.array([0, len(order)], dtype=self.partition.offsets.dtype))
-        )
+        all_in_one = Partition(order, np.array([0, len(order)], dtype=self.partition.offsets.dtype))
+        pooled = Federation(self.dataset, all_in_one, validation=self.validation)
         pooled.augmentation = self.augmentation
         pooled.standardise = "federation" if self.standardise != "none" else "none"
         return pooled
 
+    def with_validation(self, validation: ValidationSet, partition: Partition | None = None) -> Federation:
+        """The same clients with validation samples, and without those in another partition."""
+        changed = copy.copy(self)
+        changed.validation = validation
+        if partition is not None:
+            changed.partition, changed._order = partition, torch.from_numpy(partition.order)
+            if self.standardise != "none":  # fitted again, without the samples that no client trains on any more
+                fitted = fit(self.dataset.train.inputs, np.sort(partition.order), self._fallback)
+                changed.dataset = replace(self.dataset, normalisation=fitted).with_origin(self.dataset.origin)
+        return changed
+
     def test_of(self, number: int) -> Samples:
         """The client's own test samples, where they are known; else those of its domains, else all."""
-        train, test = self.dataset.train, self.dataset.test
+        test = self.dataset.test
         if self.names and test.writers is not None:
             own = (test.writers == self.dataset.owners.index(self.names[number])).nonzero().squeeze(1)
             if len(own):
                 return test.subset(own)
+        return self._in_domains_of(number, test)
+
+    def validation_of(self, number: int) -> Samples:
+        """The validation samples that the client held out; or else those of its domains."""
+        assert self.validation is not None
+        own = self.validation.of(number)
+        return self._in_domains_of(number, self.validation.samples) if own is None else own
+
+    def _in_domains_of(self, number: int, test: Samples) -> Samples:
+        train = self.dataset.train
         if train.domains is None or test.domains is None or len(self.dataset.domains) < 2:
             return test
         held = torch.unique(train.domains[self.client(number).positions])
         chosen = torch.isin(test.domains, held).nonzero().squeeze(1)
-        return Samples(test.inputs[chosen], test.labels[chosen], domains=test.domains[chosen])
+        return test.subset(chosen)
 
     def client(self, number: int) -> ClientSamples:
         """The samples of client ``number``, counted from 0."""

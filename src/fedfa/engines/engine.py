@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from fedfa.learning.client import ClientResult, RoundPlan
-from fedfa.learning.evaluate import Evaluation
+from fedfa.learning.evaluate import Evaluation, Part
 from fedfa.learning.tensors import ComponentTensors, Tensors
 
 
@@ -26,17 +26,23 @@ class Engine(Protocol):
             client_state: Gives a client's state from earlier rounds.
         """
 
-    def evaluate(self, model: Tensors, broadcast: ComponentTensors, client: int | None = None) -> Evaluation:
-        """Evaluate weights on the test set.
+    def evaluate(
+        self, model: Tensors, broadcast: ComponentTensors, client: int | None = None, on: Part = "test"
+    ) -> Evaluation:
+        """Evaluate weights on the test set, or on the validation samples.
 
         Args:
             model: The weights.
             broadcast: What a client would receive of each component's state (prototypes that classify …).
-            client: Whose model it is; then only the test samples of the domains this client has data of count.
+            client: Whose model it is; then only the test samples of the domains this client has data of count, and
+                of validation samples that clients hold out, only this client's.
+            on: The set of samples.
         """
 
-    def evaluate_each(self, models: Mapping[int, Tensors], broadcast: ComponentTensors) -> dict[int, Evaluation]:
-        """Evaluate clients' own models, each as :meth:`evaluate` does."""
+    def evaluate_each(
+        self, models: Mapping[int, Tensors], broadcast: ComponentTensors, on: Part = "test"
+    ) -> dict[int, Evaluation]:
+        """Evaluate clients' own models, each as :meth:`evaluate` does; without clients that have no such samples."""
 
     def remarks(self) -> dict[str, Any]:
         """Values to add to the record of the round that just ended."""

@@ -15,7 +15,8 @@ from fedfa.engines.shared_tensors import dense
 from fedfa.learning.algorithm import Algorithm
 from fedfa.learning.client import ClientResult, ClientWork, RoundPlan
 from fedfa.learning.context import Role
-from fedfa.learning.evaluate import Evaluation, answers, judge
+from fedfa.learning.evaluate import Evaluation, Part, answers, judge
+from fedfa.learning.metrics import Metric
 from fedfa.learning.tensors import ComponentTensors, Tensors
 from fedfa.models.split import SplitModel
 from fedfa.stacking.trainer import StackedTrainer
@@ -35,6 +36,7 @@ class LocalEngine:
         device: Where to compute.
         evaluation_batch: Samples per forward pass in evaluations.
         stacked: Train clients of equal size together; see :mod:`fedfa.stacking`.
+        metrics: What evaluations compute besides accuracy and loss.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class LocalEngine:
         device: torch.device,
         evaluation_batch: int = 500,
         stacked: bool = False,
+        metrics: Sequence[Metric] = (),
     ) -> None:
         keep_freed_memory()
         # Convolutions are fastest in channels-last memory; the values are the same. (torch's type stubs lack this
@@ -54,6 +57,7 @@ class LocalEngine:
         self.federation, self.device, self.evaluation_batch = federation, device, evaluation_batch
         self._arguments = (federation, model, algorithm, roles)
         self.model, self.algorithm, self.roles, self.stacked = model, algorithm, roles, stacked
+        self.metrics, self._with_scores = tuple(metrics), bool(metrics)
         self._trainer = StackedTrainer(model, algorithm, roles, device)
 
     def train(
@@ -72,29 +76,47 @@ class LocalEngine:
         for client in clients:
             yield self._trainer.train(plan, client, self.federation.client(client), client_state(client))
 
-    def evaluate(self, model: Tensors, broadcast: ComponentTensors, client: int | None = None) -> Evaluation:
+    def evaluate(
+        self, model: Tensors, broadcast: ComponentTensors, client: int | None = None, on: Part = "test"
+    ) -> Evaluation:
         """See :class:`~fedfa.engines.engine.Engine`."""
-        return self.judge(self.answers(model, broadcast, client), client)
+        return self.judge(self.answers(model, broadcast, client, on), client, on)
 
-    def evaluate_each(self, models: Mapping[int, Tensors], broadcast: ComponentTensors) -> dict[int, Evaluation]:
+    def evaluate_each(
+        self, models: Mapping[int, Tensors], broadcast: ComponentTensors, on: Part = "test"
+    ) -> dict[int, Evaluation]:
         """See :class:`~fedfa.engines.engine.Engine`."""
-        return {client: self.evaluate(model, broadcast, client) for client, model in models.items()}
+        return {
+            client: self.evaluate(model, broadcast, client, on)
+            for client, model in models.items()
+            if len(self.test_samples(client, on))
+        }
 
     def remarks(self) -> dict[str, Any]:
         """Nothing."""
         return {}
 
-    def test_samples(self, client: int | None) -> Samples:
-        """What a model is tested on: the test set, or a client's part of it."""
-        return self.federation.dataset.test if client is None else self.federation.test_of(client)
+    def test_samples(self, client: int | None, on: Part = "test") -> Samples:
+        """What a model is evaluated on: the whole set, or a client's part of it."""
+        federation = self.federation
+        if on == "test":
+            return federation.dataset.test if client is None else federation.test_of(client)
+        assert federation.validation is not None
+        return federation.validation.samples if client is None else federation.validation_of(client)
 
     def answers(
-        self, model: Tensors, broadcast: ComponentTensors, client: int | None, first: int = 0, last: int | None = None
+        self,
+        model: Tensors,
+        broadcast: ComponentTensors,
+        client: int | None,
+        on: Part = "test",
+        first: int = 0,
+        last: int | None = None,
     ) -> Tensors:
-        """For some of the test samples, in order, whether the prediction is right, and the loss; for :meth:`judge`."""
-        test = self.test_samples(client)
+        """For some of the samples, in order, what :meth:`judge` needs; see :func:`fedfa.learning.evaluate.answers`."""
+        test = self.test_samples(client, on)
         self.model.load(model)
-        hit, loss = answers(
+        return answers(
             self.model,
             test.inputs[first:last],
             test.labels[first:last],
@@ -102,19 +124,19 @@ class LocalEngine:
             score=self.score(broadcast),
             batch_size=self.evaluation_batch,
             device=self.device,
+            with_scores=self._with_scores,
         )
-        return {"hit": hit, "loss": loss}
 
-    def judge(self, answers: Tensors, client: int | None) -> Evaluation:
-        """The evaluation, from the answers to all test samples."""
-        test, dataset = self.test_samples(client), self.federation.dataset
+    def judge(self, found: Tensors, client: int | None, on: Part = "test") -> Evaluation:
+        """The evaluation, from the answers to all samples."""
+        test, dataset = self.test_samples(client, on), self.federation.dataset
         return judge(
-            answers["hit"],
-            answers["loss"],
+            found,
             test.labels,
             self.model.num_classes,
             domains=test.domains,
             domain_names=dataset.domains,
+            metrics=self.metrics,
         )
 
     def score(self, broadcast: ComponentTensors) -> Callable[[Tensor, Tensor], Tensor] | None:
@@ -126,7 +148,7 @@ class LocalEngine:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as constructor arguments, for another interpreter."""
-        return _rebuild, (*self._arguments, self.device, self.evaluation_batch, self.stacked)
+        return _rebuild, (self._with_scores, *self._arguments, self.device, self.evaluation_batch, self.stacked)
 
 
 def scores_of(
@@ -146,7 +168,9 @@ def scores_of(
     return score
 
 
-def _rebuild(federation: Federation, model: SplitModel, *others: Any) -> LocalEngine:
+def _rebuild(with_scores: bool, federation: Federation, model: SplitModel, *others: Any) -> LocalEngine:
     # Tensors arrive in shared memory. That is right for the data; but trained weights must be private.
     model.module._apply(torch.clone)
-    return LocalEngine(federation, model, *others)
+    engine = LocalEngine(federation, model, *others)
+    engine._with_scores = with_scores  # metrics are computed where the answers come together
+    return engine

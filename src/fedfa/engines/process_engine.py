@@ -31,7 +31,7 @@ from fedfa.engines.process_pool import (
 from fedfa.engines.worker_process import decode_result, encode_plan
 from fedfa.errors import ClientError, FedfaError
 from fedfa.learning.client import ClientResult, RoundPlan
-from fedfa.learning.evaluate import Evaluation
+from fedfa.learning.evaluate import Evaluation, Part
 from fedfa.learning.tensors import ComponentTensors, Tensors
 
 log = logging.getLogger(__name__)
@@ -71,24 +71,32 @@ class PooledEngine:
         for values, tensors in self._pool.run(self._job(plan, client, client_state) for client in clients):
             yield decode_result(values, tensors)
 
-    def evaluate(self, model: Tensors, broadcast: ComponentTensors, client: int | None = None) -> Evaluation:
+    def evaluate(
+        self, model: Tensors, broadcast: ComponentTensors, client: int | None = None, on: Part = "test"
+    ) -> Evaluation:
         """See :class:`~fedfa.engines.engine.Engine`.
 
         Each worker takes whole consecutive batches, so batches are the same as in one process.
         """
         batch = self._local.evaluation_batch
-        batches = -(-len(self._local.test_samples(client)) // batch)
+        batches = -(-len(self._local.test_samples(client, on)) // batch)
         slices = min(self._pool.size, batches)
         if slices < 2 or self._pool.busy:
-            return self._local.evaluate(model, broadcast, client)
-        self._pool.broadcast({"client": client}, {"model": model, "broadcast": broadcast})
+            return self._local.evaluate(model, broadcast, client, on)
+        self._pool.broadcast({"client": client, "on": on}, {"model": model, "broadcast": broadcast})
         ends = [index * batches // slices * batch for index in range(slices + 1)]
         outputs = [tensors for _, tensors in self._pool.run(map(self._slice, ends[:-1], ends[1:]))]
-        return self._local.judge({name: torch.cat([one[name] for one in outputs]) for name in outputs[0]}, client)
+        return self._local.judge({name: torch.cat([one[name] for one in outputs]) for name in outputs[0]}, client, on)
 
-    def evaluate_each(self, models: Mapping[int, Tensors], broadcast: ComponentTensors) -> dict[int, Evaluation]:
+    def evaluate_each(
+        self, models: Mapping[int, Tensors], broadcast: ComponentTensors, on: Part = "test"
+    ) -> dict[int, Evaluation]:
         """See :class:`~fedfa.engines.engine.Engine`."""
-        return {client: self.evaluate(model, broadcast, client) for client, model in models.items()}
+        return {
+            client: self.evaluate(model, broadcast, client, on)
+            for client, model in models.items()
+            if len(self._local.test_samples(client, on))
+        }
 
     def remarks(self) -> dict[str, Any]:
         """Nothing."""

@@ -101,13 +101,13 @@ def _to_samples(arrays: dict[str, Any]) -> Samples:
 
 
 def _from_federation(federation: Federation) -> tuple[Any, ...]:
-    return federation.dataset, federation.partition.order, federation.partition.offsets
+    return federation.dataset, federation.partition.order, federation.partition.offsets, federation.validation
 
 
 def _to_federation(content: tuple[Any, ...]) -> Federation:
-    dataset, order, offsets = content
+    dataset, order, offsets, validation = content
     with _read_only_arrays():
-        return Federation(dataset, Partition(order, offsets))
+        return Federation(dataset, Partition(order, offsets), validation=validation)
 
 
 @contextmanager

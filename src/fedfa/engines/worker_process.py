@@ -127,7 +127,7 @@ def execute(
         (result,) = local.train(decode_plan(values, tensors), [request["client"]], lambda _: own["client_state"])
         return encode_result(result)
     first, last = request["samples"]
-    return {}, local.answers(tensors["model"], tensors["broadcast"], values["client"], first, last)
+    return {}, local.answers(tensors["model"], tensors["broadcast"], values["client"], values["on"], first, last)
 
 
 # -- encoding as plain values and tensors -----------------------------------------------------------------------------

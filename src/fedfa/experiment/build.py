@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedfa.algorithms.registry import expression_names
 from fedfa.data import DataSet, Federation, dataset_from, load
+from fedfa.data.validation import GIVEN, hold_out
 from fedfa.engines.engine import Engine
 from fedfa.engines.local import LocalEngine
 from fedfa.engines.process_engine import with_workers
@@ -23,6 +24,7 @@ from fedfa.engines.ray_engine import RayEngine
 from fedfa.engines.worker_count import choose_workers
 from fedfa.errors import ConfigError, DataError, ModelError
 from fedfa.experiment.config import OWN, Config
+from fedfa.learning.metrics import Function, name_of
 from fedfa.learning.random import torch_stream
 from fedfa.learning.round import ServerState, Training
 from fedfa.models.reference import network_reference
@@ -53,16 +55,26 @@ def load_dataset(config: Config) -> DataSet:
     return dataset.normalised(config.data.normalise)
 
 
-def build_federation(config: Config, data: DataSource | None) -> Federation:
-    """The clients: as given, or the data split as the config says."""
-    if not isinstance(data, Federation):
+def build_federation(config: Config, data: DataSource | None, validation: Any = None) -> Federation:
+    """The clients: as given, or the data split as the config says; with validation samples where it asks for them.
+
+    Args:
+        config: What to do.
+        data: The user's own data.
+        validation: The user's own validation samples.
+    """
+    if isinstance(data, Federation):
+        federation = data
+    else:
         if data is None:
             data = load_dataset(config)
         dataset = data if isinstance(data, DataSet) else dataset_from(data)
-        data = dataset.split(config.data.partition, config.data.clients, config.data.seed)
-    if data.standardise == "none" and len(data.partition.order):  # the server of sites with own data has none
-        data = data.standardised(config.data.standardise)
-    return data.augmented(config.data.augment) if data.augmentation is None else data
+        federation = dataset.split(config.data.partition, config.data.clients, config.data.seed)
+    if config.data.validation is not None:
+        federation = hold_out(federation, config.data.validation, config.data.seed, validation)
+    if federation.standardise == "none" and len(federation.partition.order):  # a server of sites with own data has none
+        federation = federation.standardised(config.data.standardise)
+    return federation.augmented(config.data.augment) if federation.augmentation is None else federation
 
 
 def with_own(config: Config, model: ModelSource | None, data: DataSource | None) -> Config:
@@ -90,6 +102,18 @@ def with_own(config: Config, model: ModelSource | None, data: DataSource | None)
                 }  # fmt: skip
         changed["data"] = config.data.model_copy(update=values)
     return config.model_copy(update=changed)
+
+
+def evaluation_layer(metrics: Sequence[str | Function], validation: Any) -> dict[str, Any]:
+    """The config layer of metrics or validation samples that are given in Python."""
+    layer: dict[str, Any] = {}
+    if metrics:
+        if isinstance(metrics, str) or callable(metrics):
+            raise ConfigError(f"metrics is {metrics!r}; give a list of names and functions of (labels, scores)")
+        layer["evaluation"] = {"metrics": [name_of(one) for one in metrics]}
+    if validation is not None:
+        layer["data"] = {"validation": validation if isinstance(validation, str) else GIVEN}
+    return layer
 
 
 def build_network(config: Config, example: NetworkInput, classes: int, model: ModelSource | None) -> SplitModel:
@@ -135,7 +159,7 @@ def build_engine(config: Config, training: Training, local: LocalEngine, cohort:
         return RayEngine(local, config.engine.address, cohort if asked == "auto" else asked)
     workers = choose_workers(asked, cohort, _expected_seconds(config, local), local.device)
     if not pooled and (asked in ("auto", 1) or config.engine.execution == "stacked"):
-        first = config.local.in_round(0)
+        first = config.local.in_round(0, config.rounds)
         start = replace(state, round=0)
         local.stacked = choose_execution(config.engine.execution, training, local, start, first, cohort, workers)
     if local.stacked:

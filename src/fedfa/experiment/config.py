@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from pydantic.config import JsonDict
 
 from fedfa.algorithms.registry import build_algorithm, build_components, option_names
 from fedfa.data import Columns, PartitionSpec, Standardise, number_of_clients, parse_partition
+from fedfa.data.validation import parse_validation
 from fedfa.diagnostics.observer import LAST_ROUND
 from fedfa.error_messages import nearest, validation_message
 from fedfa.errors import ConfigError, DataError
@@ -27,6 +28,7 @@ from fedfa.learning.algorithm import Algorithm
 from fedfa.learning.cohort import Selection
 from fedfa.learning.context import LocalTraining
 from fedfa.learning.device import DeviceName
+from fedfa.learning.metrics import is_own, metric
 from fedfa.stacking.choice import Execution
 
 OWN = "own"
@@ -51,6 +53,7 @@ class DataConfig(Section):
     clients: int | None = Field(None, ge=1)
     """Number of clients; left out: 100, or as many as the data have with ``partition = "natural"``."""
     partition: PartitionSpec = Field(default_factory=lambda: parse_partition("shards:2"))
+    """How samples are assigned to clients, e.g. ``"shards:2"`` or ``"dirichlet:0.1"``; see docs/data.md."""
     seed: int = Field(1, ge=0)
     """Seed of the split; the training has its own."""
     normalise: Literal["dataset", "authors"] = "dataset"
@@ -68,6 +71,10 @@ class DataConfig(Section):
     """Column that names the client of each sample; with ``partition = "natural"`` each of them is a client."""
     domain_column: str | None = None
     """Column that names the domain of each sample."""
+    validation: str | None = None
+    """Samples for choosing (best round, early stopping, tuning): ``"server:0.1"`` or ``"clients:0.1"`` hold out a share
+    of the training samples at the server or on each client, a path names a set of your own; left out, there are none
+    and rounds are evaluated on the test set. See docs/evaluation.md."""
     dir: str | None = Field(None, json_schema_extra=_NO_EFFECT)
     """Data directory; left out: FEDFA_DATA, else the user's cache."""
     offline: bool = Field(False, json_schema_extra=_NO_EFFECT)
@@ -92,6 +99,13 @@ class DataConfig(Section):
         """Clients to split over; None where the data decide."""
         return number_of_clients(self.partition, self.clients)
 
+    @field_validator("validation")
+    @classmethod
+    def _validation(cls, text: str | None) -> str | None:
+        if text is not None:
+            parse_validation(text)
+        return text
+
     @model_validator(mode="before")
     @classmethod
     def _short_partition(cls, values: Any) -> Any:
@@ -108,17 +122,19 @@ class ModelConfig(Section):
     """Which network."""
 
     name: str = "cnn-fmnist"
+    """A network of fedfa, or one of your own as ``file.py:Class``."""
     head: str | None = None
     """Name of the linear classifier, where it cannot be found by itself."""
     buffers: Literal["average", "local"] = "average"
     """BatchNorm's running statistics: averaged like weights, or local to each client."""
     options: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the network, e.g. ``model.options.weight_standardisation = true``."""
 
 
 class AlgorithmConfig(BaseModel):
     """The algorithm and the options of its components, each in a table named after the component."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
 
     name: str = DEFAULT_ALGORITHM
     """The algorithm expression: methods joined by ``+``."""
@@ -139,6 +155,7 @@ class CohortConfig(Section):
     rate: float = Field(0.1, gt=0, le=1)
     """Share of all clients."""
     selection: Selection = "uniform"
+    """Drawn evenly, in proportion to their samples (``"size"``), or as the reference code does (``"authors"``)."""
     rounding: Literal["nearest", "down"] | None = None
     """How ``rate`` times the number of clients becomes a whole number; left out, to the nearest. ``"down"`` is what the
     reference code does. It is recorded only where it matters."""
@@ -156,11 +173,50 @@ class CohortConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """When and how the global model is evaluated."""
+    """When and how models are evaluated; see docs/evaluation.md."""
 
     every: int = Field(1, ge=1)
     """Rounds between evaluations; the last round is always evaluated."""
     batch_size: int = Field(500, ge=1)
+    """Test samples at a time; it affects memory and speed."""
+    metrics: tuple[str, ...] = ()
+    """What is computed besides accuracy and loss: ``balanced_accuracy``, ``macro_f1``, ``auroc``,
+    ``average_precision``, ``calibration_error``, ``top:K``, ``confusion_matrix``, or your own ``FILE.py:FUNCTION`` of
+    labels and scores."""
+    clients: Literal["none", "cohort", "all"] | None = None
+    """Whose own test distribution is evaluated too, with the client's own model where it has one: that of the round's
+    clients, or of all. Left out: ``"cohort"`` where clients have models of their own, else ``"none"``."""
+    monitor: str = "accuracy"
+    """What the best round, early stopping and tuning go by, on the validation samples: ``accuracy``, ``loss``, one of
+    ``metrics``, or ``own_data`` (the mean over clients on their own distributions)."""
+    choose: Literal["best", "last"] | None = None
+    """Whose round's model is tested, with ``data.validation``: that of the best validation, or the last. Left out: the
+    best; the last where clients keep tensors of their own."""
+    patience: int | None = Field(None, ge=1)
+    """Stop after this many evaluations in a row without a better one on the validation samples."""
+
+    @field_validator("metrics")
+    @classmethod
+    def _metrics(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if not is_own(name):  # a file is read when it is needed
+                metric(name)
+        if len(set(names)) < len(names):
+            raise ValueError("a metric is named twice; name each once")
+        return names
+
+    def check_monitor(self) -> None:
+        """Refuse to go by something that is not computed.
+
+        Raises:
+            ConfigError: The monitored value is not known.
+        """
+        allowed = ["accuracy", "loss", "own_data", *(name for name in self.metrics if name != "confusion_matrix")]
+        if self.monitor not in allowed:
+            raise ConfigError(
+                f"evaluation.monitor = {self.monitor!r}{nearest(self.monitor, allowed)}: one of {', '.join(allowed)} "
+                "(metrics are those of evaluation.metrics)"
+            )
 
 
 class DiagnosticsConfig(Section):
@@ -225,9 +281,11 @@ class Config(Section):
     """One run, completely."""
 
     rounds: int = Field(200, ge=1)
+    """Number of rounds."""
     seed: int = Field(1, ge=0)
     """Seed of the training: initial weights, cohorts, shuffling."""
     device: DeviceName = "auto"
+    """Where to compute; ``"auto"``: CUDA, else MPS, else the processor."""
     data: DataConfig = Field(default_factory=DataConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
@@ -269,6 +327,7 @@ class Config(Section):
                     f"unknown key algorithm.{component}{nearest(component, allowed)}; allowed here: "
                     f"{', '.join(allowed)}"
                 )
+        config.check_choosing()
         built = build_components(expression, config.algorithm.options)
         dumped = {name: c.model_dump(mode="json", by_alias=True, exclude_none=True) for name, c in built.items()}
         filled = {"name": expression, "variant": name, **{c: values for c, values in dumped.items() if values}}
@@ -298,6 +357,26 @@ class Config(Section):
         """Complete, as TOML."""
         return tomli_w.dumps(self.to_dict())
 
+    def check_choosing(self) -> None:
+        """Refuse to choose without validation samples: it would be on the test set.
+
+        Raises:
+            ConfigError: With what to set.
+        """
+        self.evaluation.check_monitor()
+        asked = {"patience": self.evaluation.patience, "choose": self.evaluation.choose}
+        for key, value in asked.items():
+            if value is not None and self.data.validation is None:
+                raise ConfigError(
+                    f"evaluation.{key} = {value!r} goes by validation samples, and there are none: set "
+                    'data.validation, e.g. to "clients:0.1"'
+                )
+
+    @property
+    def uses_horizon(self) -> bool:
+        """Whether a round depends on how many are planned: such a run cannot be extended afterwards."""
+        return self.local.uses_horizon or self.build_algorithm().uses_horizon
+
     def build_algorithm(self) -> Algorithm:
         """The algorithm of this config."""
         return build_algorithm(self.algorithm.name, self.algorithm.options)
@@ -319,23 +398,27 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
+@cache
+def _preset_files() -> dict[str, str]:
+    files = resources.files("fedfa.experiment").joinpath("presets").iterdir()
+    texts = {file.name.removesuffix(".toml"): file.read_text("utf-8") for file in files if file.name.endswith(".toml")}
+    return dict(sorted(texts.items()))
+
+
 def presets() -> dict[str, str]:
     """Every preset's name and its first comment line."""
-    found = {}
-    for file in sorted(resources.files("fedfa.experiment").joinpath("presets").iterdir(), key=lambda f: f.name):
-        if file.name.endswith(".toml"):
-            found[file.name.removesuffix(".toml")] = file.read_text("utf-8").partition("\n")[0].lstrip("# ")
-    return found
+    return {name: text.partition("\n")[0].lstrip("# ") for name, text in _preset_files().items()}
 
 
 def preset_layer(name: str) -> dict[str, Any]:
     """A preset's own lines."""
-    known = presets()
+    known = _preset_files()
     if name not in known:
         raise ConfigError(f"unknown preset {name!r}{nearest(name, known)}; known: {', '.join(known)}")
-    return tomllib.loads(resources.files("fedfa.experiment").joinpath("presets", f"{name}.toml").read_text("utf-8"))
+    return tomllib.loads(known[name])
 
 
+@cache
 def affects_result(key: str) -> bool:
     """Whether a config key, given with dots, can change the result of a run; the rest may differ on resume.
 
@@ -350,30 +433,3 @@ def affects_result(key: str) -> bool:
             return True
         metadata, kind = kind.model_fields[step].json_schema_extra, kind.model_fields[step].annotation
     return not isinstance(metadata, dict) or bool(metadata.get("affects_result", True))
-
-
-@dataclass(frozen=True)
-class ConfigKey:
-    """A config key with its default and its meaning."""
-
-    name: str
-    default: Any
-    description: str
-
-
-def config_keys(kind: type[BaseModel] | None = None, prefix: str = "") -> list[ConfigKey]:
-    """Every config key, except the options of components.
-
-    Example:
-        >>> [key.name for key in config_keys()][:3]
-        ['rounds', 'seed', 'device']
-    """
-    keys: list[ConfigKey] = []
-    for name, field in (kind or Config).model_fields.items():
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            keys += config_keys(inner, f"{prefix}{name}.")
-        else:
-            text = " ".join((field.description or "").replace("``", "").split())
-            keys.append(ConfigKey(f"{prefix}{name}", field.get_default(call_default_factory=True), text))
-    return keys

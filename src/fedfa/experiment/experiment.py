@@ -27,22 +27,25 @@ from fedfa.experiment.build import (
     build_engine,
     build_federation,
     build_network,
+    evaluation_layer,
     origin_of,
     single_thread,
     with_own,
 )
+from fedfa.experiment.choosing import Choice
 from fedfa.experiment.config import Config
+from fedfa.experiment.evaluating import evaluate_round, own_model
 from fedfa.experiment.health import check_work, warn_of_round
 from fedfa.experiment.layers import expression_and_variant
 from fedfa.experiment.progress import show_progress
 from fedfa.experiment.record import RoundRecord, evaluation_values
 from fedfa.learning.algorithm import Algorithm
-from fedfa.learning.client import MODEL
 from fedfa.learning.cohort import choose_cohort
 from fedfa.learning.component import Component
 from fedfa.learning.context import LocalTraining, Role, Task
 from fedfa.learning.device import choose_device
-from fedfa.learning.evaluate import mean_evaluation
+from fedfa.learning.evaluate import Part
+from fedfa.learning.metrics import Function, Metric, metric, name_of
 from fedfa.learning.round import ClientStates, ClientStatesInMemory, RoundStatistics, ServerState, Training
 from fedfa.learning.tensors import Tensors
 from fedfa.trees import NetworkInput, pieces_of, to_device
@@ -65,6 +68,10 @@ class Experiment:
         seed: Seed of the training: initial weights, cohorts, shuffling.
         planned_rounds: The planned number of rounds, for algorithms that follow a schedule over all rounds.
         evaluate_every: Rounds between evaluations; the last round is always evaluated.
+        metrics: What evaluations compute besides accuracy and loss: names (``"macro_f1"``) and your own functions of
+            ``(labels, scores)``; see docs/evaluation.md.
+        validation: Samples for choosing, so that the test set is left alone: ``"server:0.1"``, ``"clients:0.1"``, or a
+            set of your own ``(inputs, labels)``. Rounds are then evaluated on these; :meth:`test` on the test set.
         callbacks: Called after each round with the experiment and the record.
         workers: Processes that train clients; results do not depend on it. ``"auto"``: one per core where that pays.
         device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"mps"``.
@@ -89,6 +96,8 @@ class Experiment:
         seed: int = 1,
         planned_rounds: int | None = None,
         evaluate_every: int = 1,
+        metrics: Sequence[str | Function] = (),
+        validation: Any = None,
         callbacks: Sequence[Callback] = (),
         workers: int | str = "auto",
         device: str = "auto",
@@ -123,8 +132,9 @@ class Experiment:
             layer["model"] = {"name": model}
         if planned_rounds is not None:
             layer["rounds"] = planned_rounds
-        config = Config.resolve(layer, settings or {})
-        self._setup(config, None if isinstance(model, str) else model, data, callbacks)
+        config = Config.resolve(layer, evaluation_layer(metrics, validation), settings or {})
+        own = None if isinstance(validation, str) else validation
+        self._setup(config, None if isinstance(model, str) else model, data, callbacks, metrics, own)
         self._rounds_are_planned = planned_rounds is not None
         _ = self.state, self.cohort(0)  # whatever does not fit together is reported now, not in the first round
 
@@ -137,6 +147,8 @@ class Experiment:
         data: DataSource | None = None,
         callbacks: Sequence[Callback] = (),
         extra: Sequence[Component] = (),
+        metrics: Sequence[str | Function] = (),
+        validation: Any = None,
     ) -> Experiment:
         """The experiment of a config.
 
@@ -146,17 +158,29 @@ class Experiment:
             data: Your own data, instead of ``config.data.name``; split as the config says unless it is a federation.
             callbacks: Called after each round.
             extra: Components that only measure, beside those of the algorithm.
+            metrics: Functions that the config names but that were given in Python.
+            validation: Your own validation samples, instead of ``config.data.validation``.
         """
         experiment = cls.__new__(cls)
-        experiment._setup(config, model, data, callbacks)
+        experiment._setup(config, model, data, callbacks, metrics, validation)
         experiment._extra = list(extra)
         _ = experiment.training  # what can fail for a wrong config fails now, not in the first round
         return experiment
 
     def _setup(
-        self, config: Config, model: ModelSource | None, data: DataSource | None, callbacks: Sequence[Callback]
+        self,
+        config: Config,
+        model: ModelSource | None,
+        data: DataSource | None,
+        callbacks: Sequence[Callback],
+        metrics: Sequence[str | Function] = (),
+        validation: Any = None,
     ) -> None:
         self.config = with_own(config, model, data)
+        self._given_metrics = {name_of(one): one for one in metrics if not isinstance(one, str)}
+        self._validation_source = validation
+        self.choice = Choice(self)
+        self._tested: dict[str, Any] | None = None
         if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
             raise ConfigError(f"callbacks is {callbacks!r}; give a list of functions of (experiment, record)")
         self.callbacks = list(callbacks)
@@ -185,7 +209,7 @@ class Experiment:
     @cached_property
     def federation(self) -> Federation:
         """The clients and the test set."""
-        return build_federation(self.config, self._data_source)
+        return build_federation(self.config, self._data_source, self._validation_source)
 
     @property
     def clients(self) -> Federation:
@@ -196,6 +220,11 @@ class Experiment:
     def sizes(self) -> np.ndarray:
         """Number of samples of each client."""
         return self.federation.partition.sizes
+
+    @cached_property
+    def metrics(self) -> list[Metric]:
+        """What evaluations compute besides accuracy and loss."""
+        return [metric(name, self._given_metrics) for name in self.config.evaluation.metrics]
 
     @cached_property
     def algorithm(self) -> Algorithm:
@@ -219,7 +248,7 @@ class Experiment:
         network = build_network(config, self._example(), classes, self._model_source)
         network = self.algorithm.adapt(network, config.seed)
         clients = 1 if self.algorithm.pools_data else self._number_of_clients
-        task = Task(network, classes, clients, config.rounds, config.local.in_round(0))
+        task = Task(network, classes, clients, config.rounds, config.local.in_round(0, config.rounds))
         task = self.algorithm.with_roles(task, local_buffers=config.model.buffers == "local")
         return Training(self.algorithm, task, config.seed)
 
@@ -261,7 +290,9 @@ class Experiment:
 
     def origin(self) -> dict[str, str]:
         """Fingerprints of what a result depends on besides the config."""
-        return origin_of(self.config, self.federation.dataset, self.task.model)
+        own = self.federation.validation
+        mark = {} if own is None or own.drawn else {"validation": own.fingerprint}
+        return {**origin_of(self.config, self.federation.dataset, self.task.model), **mark}
 
     # -- state ------------------------------------------------------------------------------------------------
     @property
@@ -282,13 +313,18 @@ class Experiment:
         """Continue from a saved state."""
         self._state, self._final_state, self.client_states = state, None, client_states
         self.records = [RoundRecord(record) for record in records]
+        self.choice, self._tested = Choice(self), None
 
     # -- rounds -----------------------------------------------------------------------------------------------
-    def rounds(self, count: int | None = None, *, progress: bool | None = None) -> Iterator[RoundRecord]:
+    def rounds(
+        self, count: int | None = None, *, patience: int | None = None, progress: bool | None = None
+    ) -> Iterator[RoundRecord]:
         """Train, one round per iteration; stop iterating to stop training. Call it again to continue.
 
         Args:
             count: Number of further rounds; left out, as many as remain of the planned ones.
+            patience: Stop after this many evaluations in a row without a better one on the validation samples; left
+                out, ``evaluation.patience`` decides.
             progress: Show a progress bar; left out, in a terminal or notebook.
 
         Yields:
@@ -300,13 +336,15 @@ class Experiment:
         """
         if count is not None and (isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 0):
             raise ConfigError(f"rounds({count!r}): give the number of further rounds, a whole number")
+        if patience is not None:
+            self.config = Config.resolve(self.config.to_dict(), {"evaluation": {"patience": patience}})
         last = self.config.rounds if count is None else self.state.round + int(count)
         self._plan_rounds(last)
         steps = self._rounds(last)
         return show_progress(steps, last - self.state.round, self.config.algorithm.name, progress)
 
     def _plan_rounds(self, last: int) -> None:
-        config, horizon = self.config, self.algorithm.uses_horizon
+        config, horizon = self.config, self.algorithm.uses_horizon or self.config.local.uses_horizon
         planned = self._rounds_are_planned or (horizon and self.state.round > 0)
         if last == config.rounds or (last < config.rounds and planned):
             return
@@ -327,7 +365,7 @@ class Experiment:
         with single_thread():
             engine = self.engine()
         try:
-            while self.state.round < last and not self._stopped:
+            while self.state.round < last and not self._stopped and not self.choice.out_of_patience():
                 with single_thread(), self._all_or_nothing():
                     record = self._round(engine, observer, last)
                 yield record
@@ -341,12 +379,12 @@ class Experiment:
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
         """Undo a round that fails or is interrupted, in its evaluation or a callback too: it can be trained again."""
-        before, final, records = self.state, self._final_state, list(self.records)
+        before, final, records, best = self.state, self._final_state, list(self.records), self.choice.best
         self._training_now = True
         try:
             yield
         except BaseException:
-            self._state, self._final_state, self.records = before, final, records
+            self._state, self._final_state, self.records, self.choice.best = before, final, records, best
             self.client_states.discard(before.round + 1)
             raise
         finally:
@@ -358,19 +396,22 @@ class Experiment:
 
     def _round(self, engine: Engine, observer: Observer | None, last: int) -> RoundRecord:
         before, cohort = self.state, self.cohort(self.state.round)
-        local = self.config.local.in_round(before.round)
+        local = self.config.local.in_round(before.round, self.config.rounds)
         if self.algorithm.pools_data:  # one site with all data does the work of this round's cohort
             steps = sum(local.steps_on(int(self.sizes[client])) for client in cohort)
             local, cohort = local.model_copy(update={"steps": steps}), [0]
         state, statistics = self.training.apply(
             before, cohort, local, engine.train, self.client_states, observer=observer
         )
-        self._state, self._final_state = state, None
+        self._state, self._final_state, self._tested = state, None, None
         self._warned = warn_of_round(statistics, self.preprocessing.classes, self._warned)
         if self.records and self.records[-1].final_pass:  # of a model that is no longer the last one
             self.records.pop()
         due = state.round % self.config.evaluation.every == 0 or state.round == last
-        evaluation = self._evaluate(engine, state, statistics.clients) if due else evaluation_values(None)
+        evaluation = evaluation_values(None)
+        if due:
+            evaluation = evaluate_round(self, engine, state, statistics.clients, self.evaluated_on)
+            self.choice.consider(state, evaluation)
         self.observation = None if observer is None else observer.observe(before, state)
         return self._record(state.round, evaluation, statistics, engine)
 
@@ -380,12 +421,13 @@ class Experiment:
         The state of the training stays as it was, so that it can go on from there.
         """
         clients = [0] if self.algorithm.pools_data else [int(client) for client in np.flatnonzero(self.sizes)]
-        local = self.config.local.in_round(self.state.round)
+        local = self.config.local.in_round(self.state.round, self.config.rounds)
         state, statistics = self.training.apply(
             self.state, clients, local, engine.train, self.client_states, final_pass=True
         )
         self._final_state = state
-        evaluation = self._evaluate(engine, state, statistics.clients)
+        evaluation = evaluate_round(self, engine, state, statistics.clients, self.evaluated_on)
+        self.choice.consider(state, evaluation)
         return self._record(state.round + 1, evaluation, statistics, engine, final_pass=True)
 
     def _record(
@@ -404,24 +446,41 @@ class Experiment:
         holders = partition.holders if sizes is partition.sizes else None
         return choose_cohort(sizes, cohort.count(len(sizes)), cohort.selection, self.config.seed, round, holders)
 
-    def _evaluate(self, engine: Engine, state: ServerState, clients: list[int]) -> dict[str, Any]:
-        broadcast = self.algorithm.broadcast(state.components)
-        by_client: dict[str, Any] = {}
-        if self.is_personal:  # this round's clients, each with its own tensors on its own domains
-            own = {client: {**state.model, **self.client_states.load(client).get(MODEL, {})} for client in clients}
-            each = engine.evaluate_each(own, broadcast)
-            evaluation = mean_evaluation(list(each.values()))
-            by_client = {"client_accuracy": {str(client): one.accuracy for client, one in each.items()}}
-        else:
-            evaluation = engine.evaluate(state.model, broadcast)
-        return {**evaluation_values(evaluation), **by_client}
+    # -- choosing by validation, and the test ---------------------------------------------------------------------
+    @property
+    def evaluated_on(self) -> Part:
+        """What rounds are evaluated on: the validation samples where there are some, else the test set."""
+        return "test" if self.config.data.validation is None else "validation"
+
+    @property
+    def chosen_state(self) -> ServerState:
+        """The state whose model is tested: that of the best validation, or the last one."""
+        return self.choice.state or self.final_state
+
+    def test(self) -> dict[str, Any]:
+        """Evaluate the chosen model on the test set, once: a second call returns the same values.
+
+        Without validation samples this is the evaluation of the current model.
+
+        Returns:
+            The values of an evaluation, and under ``chosen`` the round whose model it is and why.
+        """
+        if self._tested is None:
+            rounds = [record for record in self.records if record.cohort]
+            clients = rounds[-1].cohort if rounds else self.cohort(0)
+            state = self.chosen_state
+            with single_thread():
+                values = evaluate_round(self, self.local_engine(), state, clients, "test")
+            self._tested = {**values, "chosen": {"round": state.round, "by": self.choice.reason}}
+        return self._tested
 
     # -- engines ----------------------------------------------------------------------------------------------
     def local_engine(self) -> LocalEngine:
         """The engine that does everything in this process."""
         return LocalEngine(
-            self.clients, self.task.model, self.algorithm, self.roles, self.device, self.config.evaluation.batch_size
-        )
+            self.clients, self.task.model, self.algorithm, self.roles, self.device, self.config.evaluation.batch_size,
+            metrics=self.metrics,
+        )  # fmt: skip
 
     def engine(self) -> Engine:
         """The engine that the config asks for."""
@@ -448,8 +507,15 @@ class Experiment:
         """Whether clients keep tensors of the model, so that there is no single global model."""
         return Role.LOCAL in self.roles.values()
 
+    @property
+    def has_client_models(self) -> bool:
+        """Whether clients have models of their own, beside the global one or in its place."""
+        return self.is_personal or self.algorithm.personal_model is not None
+
     def weights(self, client: int | None = None) -> Tensors:
         """The current weights by name: of the global model, or of a client's own model.
+
+        With ``data.validation`` the global model is the one of the best validation so far.
 
         Raises:
             RunError: Clients keep tensors of their own, and no client is named; or there is no such client.
@@ -461,8 +527,8 @@ class Experiment:
                 f"with {self.config.algorithm.name!r} every client keeps tensors of its own, so there is no global "
                 "model; name a client, e.g. experiment.model(client=0)"
             )
-        own = {} if client is None else self.client_states.load(client).get(MODEL, {})
-        return {**self.final_state.model, **own}
+        model = self.chosen_state.model
+        return model if client is None else own_model(self, model, client)
 
     def model(self, client: int | None = None) -> nn.Module:
         """A copy of the network with the current weights, in evaluation mode.
@@ -486,7 +552,7 @@ class Experiment:
         """
         network, device = self.task.model, next(self.task.model.module.parameters()).device
         network.load(self.weights(client))
-        broadcast = self.algorithm.broadcast(self.final_state.components)
+        broadcast = self.algorithm.broadcast(self.chosen_state.components)
         score = scores_of(self.algorithm, broadcast, device)
         network.module.eval()
         found = []

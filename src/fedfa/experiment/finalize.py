@@ -73,6 +73,8 @@ def finalize(
     try:
         if (trained.path / "clients").is_dir():  # an empty directory may have got lost
             shutil.copytree(trained.path / "clients", directory.path / "clients", dirs_exist_ok=True)
+        for best in trained.path.glob("best.round*.safetensors"):
+            shutil.copy2(best, directory.path / best.name)
         for record in trained.metrics():
             if not record.get("final_pass"):
                 directory.append_metrics(record)

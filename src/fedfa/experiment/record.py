@@ -79,12 +79,15 @@ class RoundRecord(Mapping[str, Any]):
 
     @property
     def accuracy(self) -> float | None:
-        """Accuracy on the test set; the mean over domains where there are several. None if not evaluated."""
+        """Accuracy; the mean over domains where there are several. None if not evaluated.
+
+        On the test set, or with ``data.validation`` on validation samples: ``record["evaluated"]["on"]`` says which.
+        """
         return self._optional("accuracy")
 
     @property
     def loss(self) -> float | None:
-        """Mean cross-entropy on the test set; None if not evaluated."""
+        """Mean cross-entropy over the same samples; None if not evaluated."""
         return self._optional("loss")
 
     @property
@@ -140,21 +143,29 @@ def evaluation_values(evaluation: Evaluation | None) -> dict[str, Any]:
     if evaluation is None:
         return dict.fromkeys(("accuracy", "loss", "class_accuracy", "domain_accuracy"))
     loss = evaluation.loss if math.isfinite(evaluation.loss) else None  # JSON has no infinity
-    return {**vars(evaluation), "loss": loss}
+    by = {"class_accuracy": evaluation.class_accuracy, "domain_accuracy": evaluation.domain_accuracy}
+    further = {name: found for name in ("metrics", "domain_metrics") if (found := getattr(evaluation, name))}
+    return {"accuracy": evaluation.accuracy, "loss": loss, **by, **further}
 
 
 def _rounded(value: float, digits: int = 4) -> float:
     return float(f"{value:.{digits}f}")
 
 
-def accuracies(metrics: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def accuracies(metrics: Sequence[Mapping[str, Any]], tested: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Always final, best and the mean of the last ten evaluations, named as such; empty before the first evaluation.
 
-    With a final pass, the final accuracy is the one after it; best and mean are those of the rounds.
+    With a final pass, the final accuracy is the one after it; the best is that of all evaluations, the final pass
+    included, and the mean is that of the rounds. Of fewer than ten evaluations, ``last10_count`` is their number.
+
+    Args:
+        metrics: The records.
+        tested: With ``data.validation``, the evaluation of the chosen model on the test set; the final accuracy is that
+            one, the best and the mean are on the validation samples.
 
     Example:
         >>> accuracies([{"accuracy": 0.5}, {"accuracy": None}, {"accuracy": 0.25}])
-        {'final_accuracy': 0.25, 'best_accuracy': 0.5, 'last10_accuracy': 0.375}
+        {'final_accuracy': 0.25, 'best_accuracy': 0.5, 'last10_accuracy': 0.375, 'last10_count': 2}
     """
     evaluated = [
         record["accuracy"] for record in metrics if record["accuracy"] is not None and "final_pass" not in record
@@ -162,12 +173,28 @@ def accuracies(metrics: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     after = [record["accuracy"] for record in metrics if "final_pass" in record]
     if not evaluated:
         return {}
+    last = evaluated[-10:]
+    final = after[-1] if after else evaluated[-1]
     return {
-        "final_accuracy": after[-1] if after else evaluated[-1],
+        "final_accuracy": final if tested is None else tested["accuracy"],
         **({"accuracy_before_final_pass": evaluated[-1]} if after else {}),
-        "best_accuracy": max(evaluated),
-        "last10_accuracy": sum(evaluated[-10:]) / len(evaluated[-10:]),
+        "best_accuracy": max([*evaluated, *after]),
+        "last10_accuracy": sum(last) / len(last),
+        **({"last10_count": len(last)} if len(last) < 10 else {}),
     }
+
+
+def whose_accuracy(metrics: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Whose model the last evaluation was of, and on what.
+
+    Records that do not say so are of the global model on the test set; before 0.2 of the clients' models, too.
+    """
+    for record in reversed(metrics):
+        if record.get("accuracy") is not None:
+            found = record.get("evaluated") or {}
+            model = "clients" if "client_accuracy" in record else "global"
+            return {"model": found.get("model", model), "on": found.get("on", "test")}
+    return {}
 
 
 def costs(metrics: Sequence[Mapping[str, Any]]) -> dict[str, float]:

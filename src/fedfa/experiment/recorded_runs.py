@@ -10,6 +10,7 @@ import os
 import statistics
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any, Literal
 from fedfa.diagnostics.records import diagnostics_records
 from fedfa.errors import FedfaError, RunError
 from fedfa.experiment.config import Config
-from fedfa.experiment.record import accuracies, costs
+from fedfa.experiment.record import accuracies, costs, whose_accuracy
 from fedfa.experiment.run_directory import RunDirectory
 
 Measure = Literal["final", "last10"]
@@ -73,14 +74,34 @@ class RecordedRun:
         return self.path.name.removesuffix(f"-s{self.seed}")
 
     @property
+    def label(self) -> str:
+        """The method as ``fedfa compare`` was asked for it, ``fedfa@plus``, where the directory is named after it."""
+        algorithm = self.config.get("algorithm", {})
+        expression, variant = str(algorithm.get("name", "")), algorithm.get("variant")
+        plain = "-".join(Path(name).stem for name in expression.split("+"))
+        written = "+".join(Path(name).stem for name in expression.split("+"))
+        names = {plain: written, f"{plain}-{variant}": f"{written}@{variant}"}
+        return names.get(self.stem, self.stem)
+
+    @property
     def evaluated(self) -> list[Mapping[str, Any]]:
         """Records of the evaluated rounds, without the final pass."""
         return [record for record in self.metrics if record.get("accuracy") is not None and "final_pass" not in record]
 
     @property
+    def trained(self) -> list[Mapping[str, Any]]:
+        """Records of all rounds, without the final pass."""
+        return [record for record in self.metrics if "final_pass" not in record]
+
+    @property
     def final_pass(self) -> Mapping[str, Any] | None:
         """Record of the final pass (CCVR, FedFA's final calibration), if there was one."""
         return next((record for record in self.metrics if "final_pass" in record), None)
+
+    @property
+    def whose(self) -> dict[str, str]:
+        """Whose model the last evaluation was of (``model``), and on what (``on``)."""
+        return whose_accuracy(self.metrics)
 
     @cached_property
     def results(self) -> dict[str, Any]:
@@ -145,7 +166,7 @@ def find_runs(paths: Iterable[Path]) -> FoundRuns:
     found = FoundRuns()
     seen: set[Path] = set()
     for path in paths:
-        for directory in _run_directories(path):
+        for directory in run_directories(path):
             if directory.resolve() in seen:
                 continue
             seen.add(directory.resolve())
@@ -189,7 +210,7 @@ def read_run(path: Path, group: str = "") -> RecordedRun:
     return RecordedRun(path, config, tuple(metrics), summary, group, changed, config_error, summary_error)
 
 
-def _run_directories(path: Path, depth: int = 0) -> Iterator[Path]:
+def run_directories(path: Path, depth: int = 0) -> Iterator[Path]:
     """The run directories at or below a path, sorted by name; run directories are not searched further."""
     if any((path / name).is_file() for name in _FILES):
         yield path
@@ -200,7 +221,17 @@ def _run_directories(path: Path, depth: int = 0) -> Iterator[Path]:
         return
     for name in inside if depth < _MAX_DEPTH else ():
         if not name.startswith("."):
-            yield from _run_directories(path / name, depth + 1)
+            yield from run_directories(path / name, depth + 1)
+
+
+def changes_of(directory: Path) -> str:
+    """Changes whenever the record of a run does; reads no file."""
+    marks = []
+    for name in (*_FILES, "diagnostics.jsonl"):
+        with suppress(OSError):
+            found = (directory / name).stat()
+            marks.append(f"{name} {found.st_mtime_ns} {found.st_size}")
+    return "; ".join(marks)
 
 
 def _check_record(record: Any) -> None:

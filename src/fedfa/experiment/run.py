@@ -14,12 +14,14 @@ import torch
 
 import fedfa
 from fedfa.errors import RunError
-from fedfa.experiment.build import DataSource, ModelSource, with_own
+from fedfa.experiment.build import DataSource, ModelSource, evaluation_layer, with_own
 from fedfa.experiment.config import Config, affects_result
 from fedfa.experiment.experiment import Callback, Experiment
 from fedfa.experiment.layers import flat
-from fedfa.experiment.record import accuracies, costs
+from fedfa.experiment.record import accuracies, costs, whose_accuracy
+from fedfa.experiment.recorded_split import record_split
 from fedfa.experiment.run_directory import RunDirectory
+from fedfa.learning.metrics import Function
 from fedfa.learning.round import ServerState
 from fedfa.learning.tensors import Tensors
 
@@ -38,11 +40,18 @@ class RunResult:
 
     @property
     def final_accuracy(self) -> float:
-        """Accuracy of the final model on the test set."""
+        """Accuracy of the final model on the test set.
+
+        Raises:
+            RunError: The run was paused before its end.
+        """
+        if not self.summary:
+            raise RunError(f"{self.directory} is paused after {len(self.metrics)} records; run it to its end first")
         return float(self.summary["final_accuracy"])
 
     def __repr__(self) -> str:
-        return f"<RunResult {self.directory}: {len(self.metrics)} records, final accuracy {self.final_accuracy:.2%}>"
+        result = f"final accuracy {self.final_accuracy:.2%}" if self.summary else "paused"
+        return f"<RunResult {self.directory}: {len(self.metrics)} records, {result}>"
 
 
 def run(
@@ -57,6 +66,9 @@ def run(
     watch: Watcher | None = None,
     experiment: Callable[[Config], Experiment] | None = None,
     checkpoints: int = 1,
+    metrics: Sequence[str | Function] = (),
+    validation: Any = None,
+    until: int | None = None,
 ) -> RunResult:
     """Train, evaluate and record everything in a run directory.
 
@@ -72,6 +84,10 @@ def run(
         watch: Called after each round with its record, once it is written.
         experiment: Builds the experiment in another way (another engine); model and data are then its own.
         checkpoints: How many checkpoints to keep.
+        metrics: What evaluations compute besides accuracy and loss, in place of ``config.evaluation.metrics``.
+        validation: Your own validation samples, or ``"clients:0.1"``, in place of ``config.data.validation``.
+        until: Pause after this round; a later call with ``resume`` goes on from there. The result has no summary then,
+            and the model is not tested: so too after the last round.
 
     Raises:
         FedfaError: With what is wrong and what to do.
@@ -85,6 +101,8 @@ def run(
     """
     directory = RunDirectory(Path(out), checkpoints)
     config = with_own(config, model, data)
+    if layer := evaluation_layer(metrics, validation):
+        config = Config.resolve(config.to_dict(), layer)
     exists = (directory.path / "config.toml").exists()
     try:
         if resume and exists:
@@ -103,11 +121,15 @@ def run(
                 trained = experiment(config)
                 trained.callbacks += callbacks
             else:
-                trained = Experiment.from_config(config, model=model, data=data, callbacks=callbacks)
+                own = None if isinstance(validation, str) else validation
+                trained = Experiment.from_config(
+                    config, model=model, data=data, callbacks=callbacks, metrics=metrics, validation=own
+                )
             directory.check_origin(trained.origin())
             if longer:  # the result of the shorter run is given up only now that nothing stands against it
                 directory.extend(config, 0 if state is None else state.round)
-            _record_rounds(trained, directory, state, watch)
+            if not _record_rounds(trained, directory, state, watch, until):
+                return RunResult(directory.path, {}, directory.metrics(), trained.state.model)
         summary = directory.summary()
         assert summary is not None
         return RunResult(directory.path, summary, directory.metrics(), directory.model())
@@ -116,14 +138,25 @@ def run(
 
 
 def _record_rounds(
-    experiment: Experiment, directory: RunDirectory, state: ServerState | None, watch: Watcher | None
-) -> None:
-    """Train the rounds that are missing; write records, checkpoints and the result."""
+    experiment: Experiment,
+    directory: RunDirectory,
+    state: ServerState | None,
+    watch: Watcher | None,
+    until: int | None,
+) -> bool:
+    """Train the rounds that are missing; write records, checkpoints and the result. False if it paused before."""
     commit = source_commit()  # now: when the run ends, the files may no longer be those that were loaded
     config = experiment.config
     experiment.restore(state, directory.metrics(), directory.client_states)
+    if (best := experiment.choice.best_record()) is not None:
+        experiment.choice.restore(directory.best_state(best["round"]))
     directory.write_preprocessing(experiment.preprocessing)
+    record_split(experiment, directory)
+    if until is not None and until <= experiment.state.round < config.rounds:
+        return False
     for record in experiment.rounds(progress=False):
+        if experiment.choice.best_record() is record and (best_state := experiment.choice.state) is not None:
+            directory.save_best(record.round, best_state)
         directory.append_metrics(record.to_dict())
         if experiment.observation is not None and not record.final_pass:
             directory.diagnostics.add(experiment.observation)
@@ -132,9 +165,15 @@ def _record_rounds(
         done = experiment.state.round
         if not record.final_pass and (done % config.checkpoint.every == 0 or done == config.rounds):
             directory.checkpoint(experiment.state)
+        if until is not None and until <= done < config.rounds:
+            directory.checkpoint(experiment.state)
+            return False
     if experiment.state.round < config.rounds:  # a callback stopped the training
         directory.checkpoint(experiment.state)
-    directory.finish(experiment.final_state, summarise(experiment, directory.metrics(), commit))
+    if until is not None:
+        return False
+    directory.finish(experiment.chosen_state, summarise(experiment, directory.metrics(), commit))
+    return True
 
 
 def _as_recorded(config: Config, recorded: Config, own_model: bool, own_data: bool) -> Config:
@@ -178,7 +217,7 @@ def check_same(recorded: Config, asked: Config, path: Path) -> None:
     """
     different = differences(recorded, asked)
     if list(different) == ["rounds"] and asked.rounds > recorded.rounds:
-        if asked.build_algorithm().uses_horizon:
+        if asked.uses_horizon:
             raise RunError(
                 f"{path} cannot be extended: {asked.algorithm.name!r} follows a schedule over all {recorded.rounds} "
                 f"rounds; start a new run with --rounds {asked.rounds} and another --out"
@@ -192,8 +231,14 @@ def check_same(recorded: Config, asked: Config, path: Path) -> None:
 def summarise(experiment: Experiment, metrics: Sequence[Mapping[str, Any]], commit: str | None) -> dict[str, Any]:
     """The result of an experiment, what it was made with and where."""
     config, dataset = experiment.config, experiment.federation.dataset
+    tested = experiment.test() if experiment.evaluated_on == "validation" else None
+    last: Mapping[str, Any] = next((one for one in reversed(metrics) if one.get("accuracy") is not None), {})
+    values = last if tested is None else tested
     return {
-        **accuracies(metrics),
+        **accuracies(metrics, tested),
+        "evaluated": {**whose_accuracy(metrics), "final": "test"},
+        **{name: values[name] for name in ("metrics", "own_data", "chosen") if name in values},
+        **({} if tested is None else {"test": {name: tested[name] for name in tested if name != "chosen"}}),
         "rounds": experiment.state.round,
         **({"planned_rounds": config.rounds} if experiment.state.round < config.rounds else {}),
         **costs(metrics),

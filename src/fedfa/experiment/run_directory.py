@@ -4,11 +4,13 @@
 ``config.toml``       the config, complete
 ``origin.json``       what the config does not fix: fingerprints of data, network and method files
 ``preprocessing.json``  how raw inputs become what the network reads; the names of the classes
+``split.json``        samples by client and class, where the data were given in Python
 ``metrics.jsonl``     one object per round
 ``summary.json``      the result, once the run is finished
 ``checkpoint.safetensors``  the server's state after the last saved round (``checkpoint.1.safetensors`` …: older ones,
                       where they are kept)
 ``clients/``          client state, one file per client and version
+``best.round5.safetensors``  the server's state with the best validation so far, where the best round is chosen
 ``diagnostics.jsonl``, ``diagnostics/``  measurements and stored features (see :mod:`fedfa.diagnostics`)
 ``model.safetensors``, ``server.safetensors``  the final model; the final state of the server (anchors …)
 ====================  =============================================================================================
@@ -23,6 +25,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -299,6 +302,7 @@ class RunDirectory:
         notes = {_RECORD: json.dumps(self._marks())}
         save_tensors(self._older(0), {**state.to_tensors(), _CLIENTS: versions}, notes)
         self._prune()
+        self._prune_best()
 
     def _keep_older(self) -> None:
         """Move older checkpoints one place on; at any moment the last one is in its place."""
@@ -321,9 +325,45 @@ class RunDirectory:
             if file not in named:
                 file.unlink(missing_ok=True)
 
+    def save_best(self, round: int, state: ServerState) -> None:
+        """Store the state with the best validation so far, of this record; a checkpoint then commits it."""
+        if not self._best_file(round).exists():
+            save_tensors(self._best_file(round), state.to_tensors())
+
+    def best_state(self, round: int) -> ServerState:
+        """The state that :meth:`save_best` stored for this round.
+
+        Raises:
+            RunError: It is not there.
+        """
+        path = self._best_file(round)
+        if not path.exists():
+            raise RunError(
+                f"{path} is missing: the model of the best validation, which is to be tested; put back a copy"
+            )
+        return _with_current_names(ServerState.from_tensors(load_tensors(path)))
+
+    def _best_file(self, round: int) -> Path:
+        return self.path / f"best.round{round}.safetensors"
+
+    def _prune_best(self) -> None:
+        """Delete best states that no kept checkpoint can need: they improve from round to round."""
+        files = sorted(self.path.glob("best.round*.safetensors"), key=lambda file: int(file.name.split(".")[1][5:]))
+        for file in files[: -self._checkpoints]:
+            file.unlink(missing_ok=True)
+
     def write_preprocessing(self, preprocessing: Preprocessing) -> None:
         """Store how raw inputs become what the network reads."""
         write_json(self.path / "preprocessing.json", preprocessing.to_dict())
+
+    def write_split(self, split: Mapping[str, Any]) -> None:
+        """Store how many samples of each class the clients hold."""
+        write_json(self.path / "split.json", split)
+
+    def split(self) -> dict[str, Any] | None:
+        """The stored split; None where there is none, as for data that can be loaded again."""
+        file = self.path / "split.json"
+        return read_json(file) if file.exists() else None
 
     def write_model(self, state: ServerState) -> None:
         """Store the model and the server state as they are now."""
@@ -415,7 +455,11 @@ class RunDirectory:
         self.diagnostics.cut(rounds)
 
     def _delete_run(self) -> None:
-        for file in [*(self.path / name for name in _FILES), *self.path.glob("checkpoint.*.safetensors")]:
+        for file in [
+            *(self.path / name for name in _FILES),
+            *self.path.glob("checkpoint.*.safetensors"),
+            *self.path.glob("best.*"),
+        ]:
             file.unlink(missing_ok=True)
         for name in ("clients", "diagnostics", "insight"):
             shutil.rmtree(self.path / name, ignore_errors=True)

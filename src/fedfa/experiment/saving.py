@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fedfa.algorithms.registry import expression_of, register
 from fedfa.data import Federation
@@ -12,10 +14,12 @@ from fedfa.errors import RunError
 from fedfa.experiment.build import DataSource, ModelSource
 from fedfa.experiment.config import Config
 from fedfa.experiment.experiment import Experiment
+from fedfa.experiment.recorded_split import record_split
 from fedfa.experiment.run import source_commit, summarise
 from fedfa.experiment.run_directory import RunDirectory
 from fedfa.learning.algorithm import Algorithm
 from fedfa.learning.component import Component
+from fedfa.learning.metrics import Function
 from fedfa.learning.round import ClientStatesInMemory
 from fedfa.learning.tensors import ComponentTensors
 
@@ -43,9 +47,12 @@ def save(experiment: Experiment, path: Path, *, overwrite: bool = False) -> Path
     assert isinstance(states, ClientStatesInMemory)
     if isinstance(states, SavedClientStates):
         states.load_all()  # before anything is replaced: the directory may be the one they are in
-    state, final, records = experiment.state, experiment.final_state, [one.to_dict() for one in experiment.records]
+    state, records = experiment.state, [one.to_dict() for one in experiment.records]
     origin, preprocessing = experiment.origin(), experiment.preprocessing
-    summary = summarise(experiment, records, source_commit()) if records and state.round else None
+    # Only a finished experiment has a result: with validation samples, this is where its model meets the test set.
+    finished = bool(records) and state.round == experiment.config.rounds
+    summary = summarise(experiment, records, source_commit()) if finished else None
+    best, chosen = experiment.choice.best_record(), experiment.chosen_state
     target = RunDirectory(path)
     target.check_writable(overwrite=overwrite)
     if path.is_dir() and any(path.iterdir()) and not (path / "config.toml").exists():
@@ -58,14 +65,17 @@ def save(experiment: Experiment, path: Path, *, overwrite: bool = False) -> Path
         directory.create(experiment.config)
         directory.check_origin(origin)
         directory.write_preprocessing(preprocessing)
+        record_split(experiment, directory)
         for record in records:
             directory.append_metrics(record)
         for client, own in sorted(states.items()):
             directory.save_client_state(client, state.round, own)
+        if best is not None:
+            directory.save_best(best["round"], chosen)
         directory.checkpoint(state)
-        directory.write_model(final)
-        if summary is not None and "final_accuracy" in summary and state.round == experiment.config.rounds:
-            directory.finish(final, summary)
+        directory.write_model(chosen)
+        if summary is not None and "final_accuracy" in summary:
+            directory.finish(chosen, summary)
         directory.close()
         target.take_over(beside, overwrite=overwrite)
     finally:
@@ -80,6 +90,8 @@ def load(
     algorithm: Algorithm | Component | type[Component] | None = None,
     model: ModelSource | None = None,
     data: DataSource | None = None,
+    metrics: Sequence[str | Function] = (),
+    validation: Any = None,
 ) -> Experiment:
     """Load an experiment from a run directory: to predict, to inspect, or to continue with the same bits.
 
@@ -91,6 +103,8 @@ def load(
             as it was given.
         model: The network, where it was given in Python and cannot be found by its name.
         data: The data, where they were given in Python.
+        metrics: Functions of ``evaluation.metrics`` that were given in Python.
+        validation: Validation samples that were given in Python.
 
     Raises:
         RunError: There is no run, it is damaged, or it was trained with another algorithm or other data.
@@ -104,7 +118,7 @@ def load(
     if algorithm is not None and not isinstance(algorithm, type):
         _check_algorithm(directory, config, algorithm)
     experiment = Experiment.__new__(Experiment)
-    experiment._setup(config, model, data, ())
+    experiment._setup(config, model, data, (), metrics, validation)
     if isinstance(data, Federation):
         _check_data(directory, config, experiment.config, data)
     experiment.config = config  # as recorded: given again, a network or data set has the same meaning
@@ -113,7 +127,9 @@ def load(
         raise RunError(f"{path} has neither a checkpoint nor a final model yet; continue it with fedfa run --resume")
     experiment._known_preprocessing = directory.preprocessing()
     experiment.restore(state or final, directory.metrics(), SavedClientStates(directory))
-    if state is not None and final is not None and final.round == state.round:
+    if (best := experiment.choice.best_record()) is not None:
+        experiment.choice.restore(directory.best_state(best["round"]))
+    elif state is not None and final is not None and final.round == state.round:
         experiment._final_state = final
     return experiment
 

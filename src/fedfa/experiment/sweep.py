@@ -1,11 +1,8 @@
-"""Several runs, each in a process of its own and resumed where it stopped."""
+"""Several runs, some at a time in warm processes, each resumed where it stopped."""
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,9 +18,7 @@ from fedfa.experiment.config import Config
 from fedfa.experiment.layers import absolute_files, expression_and_variant
 from fedfa.experiment.run import differences, same_run
 from fedfa.experiment.run_directory import RunDirectory
-
-GRACE_SECONDS = 30.0
-"""Seconds that a process may take to terminate."""
+from fedfa.experiment.run_processes import RunProcess, RunProcesses
 
 CellWatcher = Callable[["Cell", dict[str, Any]], None]
 """Called with a cell and each new record of it."""
@@ -168,7 +163,7 @@ def _resolve(layers: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> Con
 @dataclass
 class _Running:
     cell: Cell
-    process: subprocess.Popen[bytes]
+    process: RunProcess
     log: Path
     before: int
     """Where the log of this process begins."""
@@ -177,7 +172,7 @@ class _Running:
 
 @dataclass
 class Comparison:
-    """Runs cells, some at a time, each in a process of its own.
+    """Runs cells, some at a time, in processes that take one cell after the other.
 
     They share the cores evenly. Where there are fewer cells than cores, a cell trains its clients in several workers;
     where there are enough, in one, because parallel cells never wait for each other's rounds. The results are the
@@ -192,8 +187,13 @@ class Comparison:
     """Called after each round."""
     stop_at_failure: bool = False
     """Stop all cells once one has failed."""
+    count: Callable[[int, int], None] | None = None
+    """Called with the number of finished runs and of all, first and whenever a run ends."""
     seconds: float | None = None
     """Stop cleanly after this time; finished rounds are saved, and the next call continues."""
+    processes: RunProcesses = field(default_factory=RunProcesses)
+    """Where cells run; they are ended with the comparison unless ``keep_processes``."""
+    keep_processes: bool = False
     failed: dict[str, str] = field(default_factory=dict)
     """Error messages by the name of the cell."""
     busy: list[str] = field(default_factory=list)
@@ -201,11 +201,14 @@ class Comparison:
     out_of_time: bool = False
     """Whether it stopped because the time was up."""
     _running: dict[Path, _Running] = field(default_factory=dict)
+    _finished: int = 0
 
     def run(self) -> None:
         """Run what is missing. On interruption every process is stopped cleanly; call again to continue."""
         began = time.monotonic()
         waiting = [cell for cell in self.cells if self._is_missing(cell)]
+        self._finished = len(self.cells) - len(waiting) - len(self.failed)
+        self._count()
         try:
             while (waiting or self._running) and not (self.failed and self.stop_at_failure):
                 if self.seconds is not None and time.monotonic() - began >= self.seconds:
@@ -214,7 +217,7 @@ class Comparison:
                 self._fill(waiting)
                 for running in list(self._running.values()):
                     self._look(running)
-                time.sleep(0.2 if self._running else 0)
+                time.sleep(0.05 if self._running else 0)
         finally:
             self._stop()
 
@@ -235,6 +238,10 @@ class Comparison:
         except RunError as error:
             self.failed[cell.name] = str(error)
             return False
+
+    def _count(self) -> None:
+        if self.count is not None:
+            self.count(self._finished, len(self.cells))
 
     def _fill(self, waiting: list[Cell]) -> None:
         """Start cells while cores are free; one that waits for another starts anyway once nothing else runs."""
@@ -270,14 +277,11 @@ class Comparison:
             record.create(cell.config)
             record.close()
         log = cell.directory.parent / f"{cell.directory.name}.log"
-        # A child that watches this process: however this one ends, no training keeps running.
-        command = [sys.executable, "-m", "fedfa.cli.child", *cell.command()]
-        with log.open("ab") as file:
-            # available_cores reads the first: the cell uses that many workers if that pays.
-            environment = {**os.environ, "OMP_NUM_THREADS": str(cores), "MKL_NUM_THREADS": "1", "COLUMNS": "1000"}
-            before = log.stat().st_size
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=file, env=environment)
-            return _Running(cell, process, log, before)
+        before = log.stat().st_size if log.exists() else 0
+        process = self.processes.take(log)
+        # available_cores reads it: the cell uses that many workers if that pays.
+        process.start(cell.command(), {"OMP_NUM_THREADS": str(cores)}, log)
+        return _Running(cell, process, log, before)
 
     def _look(self, running: _Running) -> None:
         code = running.process.poll()
@@ -289,7 +293,7 @@ class Comparison:
         if code is None:
             return
         del self._running[cell.directory]
-        _close(running.process)
+        self.processes.give_back(running.process)
         if code and not self.stop_at_failure and self._is_taken(cell):  # the other process was faster
             self.busy.append(cell.name)
         elif code:
@@ -299,6 +303,8 @@ class Comparison:
             self.failed[cell.name] = reason.strip() if mark else f"ended with code {code}{killed}; {running.log}"
         else:
             running.log.unlink(missing_ok=True)
+            self._finished += 1
+            self._count()
 
     def _is_taken(self, cell: Cell) -> bool:
         """Whether another process is working on a cell, or has just finished it."""
@@ -311,15 +317,7 @@ class Comparison:
         for running in self._running.values():
             running.process.terminate()
         for running in self._running.values():
-            try:
-                running.process.wait(timeout=GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                running.process.kill()
-                running.process.wait()
-            _close(running.process)
+            running.process.close()
         self._running.clear()
-
-
-def _close(process: subprocess.Popen[bytes]) -> None:
-    if process.stdin is not None:
-        process.stdin.close()
+        if not self.keep_processes:
+            self.processes.close()

@@ -35,7 +35,7 @@ from fedfa.flower.site_evaluations import combine, limit_counts
 from fedfa.flower.transport import PendingReplies, Reply, Transport
 from fedfa.learning.aggregate import Contribution
 from fedfa.learning.client import ClientResult, ClientTrainer, RoundPlan
-from fedfa.learning.evaluate import Evaluation
+from fedfa.learning.evaluate import Evaluation, Part
 from fedfa.learning.random import stream
 from fedfa.learning.tensors import ComponentTensors, Tensors
 
@@ -324,15 +324,17 @@ class FlowerEngine:
         return (*settled[-1:], *(version for version in versions if version > saved))
 
     # -- evaluation ---------------------------------------------------------------------------------------------
-    def evaluate(self, model: Tensors, broadcast: ComponentTensors, client: int | None = None) -> Evaluation:
+    def evaluate(
+        self, model: Tensors, broadcast: ComponentTensors, client: int | None = None, on: Part = "test"
+    ) -> Evaluation:
         """See :class:`~fedfa.engines.engine.Engine`: on the server's test data, on the sites' own, or on both.
 
         With both, the server's evaluation is returned and the sites' accuracy is added to the remarks.
         """
         if client is not None:
             return self.evaluate_each({client: model}, broadcast)[client]
-        if self.config.evaluation == "server":
-            return self.local.evaluate(model, broadcast)
+        if self.config.evaluation == "server" or on == "validation":
+            return self.local.evaluate(model, broadcast, on=on)
         self.registry.refresh()
         evaluations = self._site_evaluations(sorted(self.registry.connected), model, broadcast, personal=False)
         if self.config.evaluation == "sites":
@@ -365,7 +367,9 @@ class FlowerEngine:
         }
         return bounded
 
-    def evaluate_each(self, models: Mapping[int, Tensors], broadcast: ComponentTensors) -> dict[int, Evaluation]:
+    def evaluate_each(
+        self, models: Mapping[int, Tensors], broadcast: ComponentTensors, on: Part = "test"
+    ) -> dict[int, Evaluation]:
         """See :class:`~fedfa.engines.engine.Engine`: each site adds its own personal tensors."""
         if not models:
             return {}

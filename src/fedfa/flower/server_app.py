@@ -128,6 +128,7 @@ def federate(
                 rules = rules.model_copy(update={"evaluation": "sites"})
         found = SitesExperiment.from_config(resolved, model=make_model, data=data)
         assert isinstance(found, SitesExperiment)
+        _check_evaluation(resolved, found.has_client_models, own_data, rules.evaluation)
         found.make_engine = lambda: FlowerEngine(found, transport, registry, rules, record.run)
         found.announced = record.sizes if own_data else None
         return found
@@ -147,6 +148,26 @@ def federate(
             log.error("%s. Nobody can train from here: rolling back to the checkpoint of round %d", error, round)
     log.info("accuracy %.2f %% after %d rounds", 100 * result.final_accuracy, settings.rounds)
     return result
+
+
+def _check_evaluation(config: Config, client_models: bool, own_data: bool, where: str) -> None:
+    """Refuse what only a server that holds the samples can evaluate.
+
+    Raises:
+        ConfigError: With what to change.
+    """
+    if config.evaluation.metrics and (client_models or where != "server"):
+        raise ConfigError(
+            "evaluation.metrics need the scores of all test samples in one place, but here sites evaluate; leave them "
+            'out, or set federation.evaluation = "server"'
+        )
+    asked = {"data.validation": config.data.validation, "evaluation.clients": config.evaluation.clients}
+    for key, value in asked.items():
+        if value not in (None, "none") and (client_models or own_data or where != "server"):
+            raise ConfigError(
+                f"{key} = {value!r} needs a server that knows the sites' data, as with a data set of fedfa and "
+                'federation.evaluation = "server"; leave it out'
+            )
 
 
 class SitesExperiment(Experiment):

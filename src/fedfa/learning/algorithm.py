@@ -49,6 +49,7 @@ class Algorithm:
         self.single_contributions = any(one.single_contributions for one in traits)
         self.uses_horizon = any(one.horizon for one in traits)
         self.pools_data = any(one.pooled_data for one in traits)
+        self.personal_model = next((one.name for one in self.enabled if one.traits.personal_model), None)
         self.has_final_pass = any(one.final_pass for one in traits)
         self.outputs = tuple(dict.fromkeys(name for component in self.enabled for name in component.outputs))
         self._hooks = {final: self._overridden_hooks(final) for final in (False, True)}
@@ -162,6 +163,11 @@ class Algorithm:
 
     def _check_roles(self, component: Component, task: Task) -> None:
         roles, traits = task.roles, component.traits
+        if traits.sgd_steps and task.local is not None and task.local.optimiser != "sgd":
+            raise self._error(
+                f"{component.name!r} takes local steps to be those of SGD, but local.optimiser is "
+                f'{task.local.optimiser!r}; set it to "sgd", or choose another method'
+            )
         if traits.shared_model and Role.SHARED not in roles.values():
             raise self._error(
                 f"{component.name!r} acts on a model that clients share, but here every client keeps its own; leave "

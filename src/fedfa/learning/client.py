@@ -21,7 +21,7 @@ from fedfa.learning.algorithm import Algorithm
 from fedfa.learning.batches import Fetching, augmented
 from fedfa.learning.context import ClientContext, LocalTraining, Role
 from fedfa.learning.local_loop import LocalProgress, LossGradients, batches_of_each_epoch, local_training
-from fedfa.learning.optimisers import Sgd
+from fedfa.learning.optimisers import LocalOptimiser
 from fedfa.learning.random import stream, torch_stream
 from fedfa.learning.tensors import ComponentTensors, Tensors, clone, first_non_finite
 from fedfa.models.split import SplitModel
@@ -93,7 +93,7 @@ class TrainedNetwork:
 
     model: SplitModel
     shared: dict[str, nn.Parameter]
-    optimiser: Sgd
+    optimiser: LocalOptimiser
 
 
 ResultT = TypeVar("ResultT")
@@ -151,7 +151,7 @@ class ClientTrainer:
         return TrainedNetwork(
             model,
             {name: p for name, p in parameters.items() if self.roles[name] is Role.SHARED},
-            Sgd([parameter for parameter in parameters.values() if parameter.requires_grad]),
+            LocalOptimiser([parameter for parameter in parameters.values() if parameter.requires_grad]),
         )
 
     def updates(self, works: Sequence[ClientRound], states: Sequence[Tensors]) -> list[Tensors]:

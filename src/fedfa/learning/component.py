@@ -66,6 +66,10 @@ class Traits:
     """Depends on the planned number of rounds: such a run cannot be extended afterwards."""
     pooled_data: bool = False
     """There are no clients: one site holds all data and makes as many steps as the cohort would."""
+    sgd_steps: bool = False
+    """Its equations take local steps to be SGD's: refused with another ``local.optimiser``."""
+    personal_model: bool = False
+    """Its client state is a model of the client's own, by the names of the model's tensors, beside the global one."""
     final_pass: bool = False
     """Runs once after the last round, on all clients, instead of in each round."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from fedfa.learning.component import Component
 
 ComponentT = TypeVar("ComponentT", bound="Component")
+
+Optimiser = Literal["sgd", "adam", "adamw"]
+"""Of the local training."""
 
 Precision = Literal["float32", "bfloat16"]
 """Number format in which networks compute while they train. Weights, hooks, sums and evaluations stay float32."""
@@ -49,6 +53,36 @@ class Role(Enum):
         return self in (Role.SHARED, Role.AVERAGED)
 
 
+def scheduled_factor(schedule: str, round: int, rounds: int) -> float:
+    """The factor of the learning rate in one round of a schedule.
+
+    Example:
+        >>> [scheduled_factor("step:2:0.1", t, 6) for t in (0, 1, 2, 4)]
+        [1.0, 1.0, 0.1, 0.010000000000000002]
+        >>> [round(scheduled_factor("cosine", t, 4), 3) for t in range(4)]
+        [1.0, 0.854, 0.5, 0.146]
+    """
+    kind, *values = schedule.split(":")
+    try:
+        if kind == "constant" and not values:
+            return 1.0
+        if kind == "step" and len(values) == 2:
+            every, factor = int(values[0]), float(values[1])
+            if every >= 1 and 0 < factor <= 1:
+                return float(factor ** (round // every))
+        if kind == "cosine" and len(values) <= 1:
+            end = float(values[0]) if values else 0.0
+            if 0 <= end <= 1:
+                progress = min(round / max(rounds, 1), 1.0)
+                return end + (1 - end) * (1 + math.cos(math.pi * progress)) / 2
+    except ValueError:
+        pass
+    raise ValueError(
+        f'schedule {schedule!r}: write "constant", "step:EVERY:FACTOR" (as "step:50:0.1"), "cosine" or "cosine:END", '
+        "with EVERY in rounds, FACTOR above 0 and at most 1, END from 0 to 1"
+    )
+
+
 class LocalTraining(BaseModel):
     """How a client trains in a round.
 
@@ -60,13 +94,24 @@ class LocalTraining(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     epochs: int = Field(5, ge=1)
+    """Passes over a client's samples in a round."""
     batch_size: int = Field(64, ge=1)
+    """Samples per optimiser step."""
     lr: float = Field(0.01, gt=0)
-    """Learning rate of the local SGD."""
+    """Learning rate of the local optimiser."""
     lr_decay: float = Field(1.0, gt=0, le=1)
-    """The learning rate of round t (counted from 0) is ``lr · lr_decay^t``."""
+    """The learning rate of round t (counted from 0) is ``lr · lr_decay^t``, times the schedule's factor."""
     momentum: float = Field(0.0, ge=0, lt=1)
+    """Momentum of SGD; it starts anew in every round."""
     weight_decay: float = Field(0.001, ge=0)
+    """Added to the gradient as λ·w; with AdamW decoupled from it."""
+    optimiser: Optimiser = "sgd"
+    """``"sgd"``, ``"adam"`` or ``"adamw"``; its moments start at zero in each round."""
+    schedule: str = "constant"
+    """Of the learning rate over rounds: ``"constant"``, ``"step:EVERY:FACTOR"``, ``"cosine"`` (to 0) or
+    ``"cosine:END"`` (to END times ``lr``)."""
+    warmup: int = Field(0, ge=0)
+    """Rounds over which the learning rate rises linearly to ``lr``; the schedule begins after them."""
     drop_last: bool = False
     """Skip an incomplete last batch (BatchNorm cannot train on a single sample)."""
     precision: Precision = "float32"
@@ -84,9 +129,39 @@ class LocalTraining(BaseModel):
     # Inside a Config, pydantic collects the problems of all sections instead of calling __init__.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # pydantic's mark of its own __init__
 
-    def in_round(self, round: int) -> LocalTraining:
-        """The settings of one round, counted from 0, with its learning rate."""
-        return self.model_copy(update={"lr": self.lr * self.lr_decay**round, "lr_decay": 1.0})
+    @field_validator("schedule")
+    @classmethod
+    def _known_schedule(cls, schedule: str) -> str:
+        scheduled_factor(schedule, 0, 1)
+        return schedule
+
+    @field_validator("optimiser")
+    @classmethod
+    def _without_momentum(cls, optimiser: Optimiser, values: ValidationInfo) -> Optimiser:
+        if optimiser != "sgd" and values.data.get("momentum"):
+            raise ValueError("momentum belongs to SGD, and this optimiser has its own: set local.momentum = 0")
+        return optimiser
+
+    @property
+    def uses_horizon(self) -> bool:
+        """Whether the learning rate depends on the planned number of rounds."""
+        return self.schedule.startswith("cosine")
+
+    def in_round(self, round: int, rounds: int | None = None) -> LocalTraining:
+        """The settings of one round, counted from 0, with its learning rate.
+
+        Args:
+            round: The round.
+            rounds: The planned number of rounds, which a cosine schedule needs.
+        """
+        rate = self.lr * self.lr_decay**round
+        if round < self.warmup:
+            rate *= (round + 1) / self.warmup
+        elif self.schedule != "constant":
+            if self.uses_horizon and rounds is None:
+                raise ConfigError(f"local.schedule = {self.schedule!r} needs the planned number of rounds")
+            rate *= scheduled_factor(self.schedule, round - self.warmup, (rounds or 1) - self.warmup)
+        return self.model_copy(update={"lr": rate, "lr_decay": 1.0, "schedule": "constant", "warmup": 0})
 
     def batches_on(self, size: int) -> int:
         """Batches in an epoch over this many samples."""

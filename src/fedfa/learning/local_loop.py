@@ -15,7 +15,7 @@ from torch.nn import functional
 from fedfa.learning.algorithm import Algorithm
 from fedfa.learning.batches import Fetched
 from fedfa.learning.context import Batch, ClientContext, Precision
-from fedfa.learning.optimisers import Sgd
+from fedfa.learning.optimisers import LocalOptimiser
 from fedfa.trees import NetworkInput
 
 # torch.autograd.backward without its check of shapes, which imports sympy: half a second at the start of every process
@@ -48,7 +48,7 @@ class Gradients(Protocol):
 def local_training(
     ctx: ClientContext,
     algorithm: Algorithm,
-    optimiser: Sgd,
+    optimiser: LocalOptimiser,
     epochs: Iterable[Iterator[Fetched]],
     gradients: Gradients,
     progress: LocalProgress,
@@ -102,7 +102,7 @@ def batches_of_each_epoch(ctx: ClientContext) -> list[int]:
 class LossGradients:
     """Forward pass, cross-entropy with every component's terms, backward pass."""
 
-    def __init__(self, ctx: ClientContext, algorithm: Algorithm, optimiser: Sgd) -> None:
+    def __init__(self, ctx: ClientContext, algorithm: Algorithm, optimiser: LocalOptimiser) -> None:
         self._ctx, self._optimiser = ctx, optimiser
         self._change_logits, self._change_loss = algorithm.hooks("logits"), algorithm.hooks("loss")
         self._losses: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""SGD and Adam as the local loop needs them: over all tensors in one operation, without the framework around it.
+"""SGD, Adam and AdamW as the local loop needs them: over all tensors in one operation, without the framework around it.
 
 ``torch.optim`` walks through its groups, states and hooks at every step, which for small networks takes longer than
 the arithmetic. These call the same kernels.
@@ -6,7 +6,7 @@ the arithmetic. These call the same kernels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -77,6 +77,73 @@ class Sgd:
             torch._foreach_mul_(momenta, self._momentum)
             torch._foreach_add_(momenta, steps)
         torch._foreach_add_(parameters, momenta or steps, alpha=-self._lr)
+
+
+class Moments:
+    """Adam (Kingma and Ba 2015), or AdamW (Loshchilov and Hutter 2019) with its decoupled weight decay.
+
+    A parameter that has no gradient stays as it is, and so do its moments.
+
+    Args:
+        parameters: What is trained.
+        local: The values of a round.
+    """
+
+    betas = (0.9, 0.999)
+    eps = 1e-8
+
+    def __init__(self, parameters: Sequence[Tensor], local: LocalTraining) -> None:
+        self._parameters, self._local = list(parameters), local
+        self._steps: dict[Tensor, int] = {}
+        self._first: dict[Tensor, Tensor] = {}
+        self._second: dict[Tensor, Tensor] = {}
+
+    def step(self) -> None:
+        """Move every parameter with a gradient: m ← β₁m + (1 − β₁)g, v ← β₂v + (1 − β₂)g², w ← w − lr m̂/(√v̂ + ε)."""
+        (beta1, beta2), local = self.betas, self._local
+        by_count: dict[int, list[Tensor]] = {}
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                self._steps[parameter] = self._steps.get(parameter, 0) + 1
+                by_count.setdefault(self._steps[parameter], []).append(parameter)
+        with torch.no_grad():
+            for count, moving in by_count.items():
+                for parameter in moving if count == 1 else ():
+                    self._first[parameter], self._second[parameter] = (torch.zeros_like(parameter) for _ in range(2))
+                gradients = [gradient for parameter in moving if (gradient := parameter.grad) is not None]
+                first, second = ([each[parameter] for parameter in moving] for each in (self._first, self._second))
+                if local.weight_decay and local.optimiser == "adamw":
+                    torch._foreach_mul_(moving, 1 - local.lr * local.weight_decay)
+                elif local.weight_decay:
+                    gradients = list(torch._foreach_add(gradients, moving, alpha=local.weight_decay))
+                torch._foreach_lerp_(first, gradients, 1 - beta1)
+                torch._foreach_mul_(second, beta2)
+                torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
+                widths = torch._foreach_sqrt(second)
+                torch._foreach_div_(widths, (1 - beta2**count) ** 0.5)
+                torch._foreach_add_(widths, self.eps)
+                torch._foreach_addcdiv_(moving, first, widths, -local.lr / (1 - beta1**count))
+
+
+class LocalOptimiser:
+    """The optimiser that the settings of a round name; one for all clients and rounds.
+
+    Args:
+        parameters: What is trained.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._sgd, self._parameters = Sgd(parameters), list(parameters)
+        self.zero_grad = self._sgd.zero_grad
+        self.step: Callable[[], None] = self._sgd.step
+
+    def reset(self, local: LocalTraining) -> None:
+        """Forget what was, and take this round's values."""
+        if local.optimiser == "sgd":
+            self._sgd.reset(local)
+            self.step = self._sgd.step
+        else:
+            self.step = Moments(self._parameters, local).step
 
 
 @lru_cache(maxsize=4096)

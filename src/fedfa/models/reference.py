@@ -42,20 +42,7 @@ def load_network(reference: str) -> Callable[..., nn.Module]:
         >>> load_network("torch.nn:Identity")()
         Identity()
     """
-    place, _, name = reference.rpartition(":")
-    maker: Any = _module(place)
-    for step in name.split("."):
-        if not hasattr(maker, step):
-            if place == "__main__":
-                raise ModelError(
-                    f"the network {name!r} was defined in the script or notebook that trained the run; define it here "
-                    "too, or pass it: model=…"
-                )
-            names = [known for known in vars(maker) if not known.startswith("_")]
-            raise ModelError(
-                f"{place} has no {name!r}{nearest(step, names)}; it defines {', '.join(names) or 'nothing'}"
-            )
-        maker = getattr(maker, step)
+    maker, name = referenced(reference), reference.rpartition(":")[2]
     is_class = isinstance(maker, type) and issubclass(maker, nn.Module)
     if not is_class and not inspect.isroutine(maker):
         kind = f"the class {name}" if isinstance(maker, type) else f"of type {type(maker).__name__}"
@@ -80,6 +67,29 @@ def load_network(reference: str) -> Callable[..., nn.Module]:
         return network
 
     return maker if is_class else make
+
+
+def referenced(reference: str, kind: str = "network") -> Any:
+    """The object that a reference names; ``kind`` says what it is, for messages.
+
+    Raises:
+        ModelError: There is no such file, module or name.
+    """
+    place, _, name = reference.rpartition(":")
+    found: Any = _module(place)
+    for step in name.split("."):
+        if not hasattr(found, step):
+            if place == "__main__":
+                raise ModelError(
+                    f"the {kind} {name!r} was defined in the script or notebook that trained the run; define it here "
+                    f"too, or pass it: {'model' if kind == 'network' else kind + 's'}=…"
+                )
+            names = [known for known in vars(found) if not known.startswith("_")]
+            raise ModelError(
+                f"{place} has no {name!r}{nearest(step, names)}; it defines {', '.join(names) or 'nothing'}"
+            )
+        found = getattr(found, step)
+    return found
 
 
 def build_network(reference: str, options: Mapping[str, Any]) -> nn.Module:

@@ -17,6 +17,7 @@ from fedfa.experiment.layers import merge, nest_all, value_text
 from fedfa.experiment.record import RoundRecord, accuracies
 from fedfa.learning.algorithm import Algorithm
 from fedfa.learning.component import Component
+from fedfa.report.marks import marked, marks_of, marks_text
 from fedfa.report.paired_differences import PAIRS_HEADER, PAIRS_LEGEND, Scores, paired_rows
 from fedfa.seed_means import MEANING, SeedMean
 from fedfa.text_tables import markdown_table
@@ -33,11 +34,13 @@ class ComparedRun:
     """The varied config values, e.g. ``"local.lr=0.1"``; empty where nothing is varied."""
     seed: int
     records: tuple[RoundRecord, ...]
+    tested: Mapping[str, Any] | None = None
+    """With validation samples, the evaluation of the chosen model on the test set."""
 
     @property
-    def accuracies(self) -> dict[str, float]:
+    def accuracies(self) -> dict[str, Any]:
         """Final and best accuracy, and the mean of the last ten evaluations."""
-        return accuracies([record.to_dict() for record in self.records])
+        return accuracies([record.to_dict() for record in self.records], self.tested)
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,8 @@ class ComparisonResult:
         """Algorithms × settings as Markdown: mean(standard deviation) over seeds, in brackets their number."""
         header = ["algorithm", *(setting or "final accuracy, %" for setting in self.settings)]
         rows = [
-            [name, *(str(self.mean(name, setting) or "–") for setting in self.settings)] for name in self.algorithms
+            [marked(name, self._marks(name)), *(str(self.mean(name, setting) or "–") for setting in self.settings)]
+            for name in self.algorithms
         ]
         return markdown_table(header, rows)
 
@@ -78,12 +82,16 @@ class ComparisonResult:
                 blocks.append(title + markdown_table(PAIRS_HEADER, rows))
         return "\n\n".join([*blocks, PAIRS_LEGEND] if blocks else [])
 
+    def _marks(self, algorithm: str) -> list[str]:
+        return [marks_of(run.records) for run in self.runs if run.algorithm == algorithm]
+
     def _scores(self, algorithm: str, setting: str) -> Scores:
         chosen = [run for run in self.runs if (run.algorithm, run.setting) == (algorithm, setting)]
         return {run.seed: {name: 100 * value for name, value in run.accuracies.items()} for run in chosen}
 
     def __str__(self) -> str:
-        parts = [self.table(), f"Final accuracy in percent, {MEANING}."]
+        marks = marks_text(mark for name in self.algorithms for mark in self._marks(name))
+        parts = [self.table(), " ".join(filter(None, [f"Final accuracy in percent, {MEANING}.", marks]))]
         return "\n\n".join([*parts, differences] if (differences := self.differences()) else parts)
 
     def __repr__(self) -> str:
@@ -138,7 +146,8 @@ def compare(
             settings=merge(common, layer), **options,
         )  # fmt: skip
         records = tuple(experiment.rounds(rounds))
-        runs.append(ComparedRun(title, setting, seed, records))
+        tested = experiment.test() if experiment.evaluated_on == "validation" else None
+        runs.append(ComparedRun(title, setting, seed, records, tested))
         if out is not None:
             name = "-".join(filter(None, [title, setting.replace(", ", "-"), f"s{seed}"]))
             experiment.save(Path(out) / name.replace("/", "_"), overwrite=True)

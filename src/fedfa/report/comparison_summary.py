@@ -5,11 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from fedfa.errors import RunError
+from fedfa.experiment.recorded_runs import read_run
+from fedfa.experiment.run_directory import RunDirectory
 from fedfa.experiment.sweep import Cell, Comparison
 from fedfa.report.comparison_table import HEADER, comparison_rows
-from fedfa.report.paired_differences import PAIRS_HEADER, PAIRS_LEGEND, Scores, paired_rows, scores_of
+from fedfa.report.marks import marked, marks_of, marks_text
+from fedfa.report.metric_table import NOTE, metric_table
+from fedfa.report.paired_differences import (
+    PAIRS_HEADER,
+    PAIRS_LEGEND,
+    Scores,
+    paired_differences,
+    paired_rows,
+    scores_of,
+)
 from fedfa.seed_means import MEANING, SeedMean, csv_cells
 from fedfa.text_tables import csv_table, latex_table, latex_text, markdown_table
 
@@ -54,6 +66,12 @@ class SettingResults:
         scores = self.scores.get(method, {})
         return SeedMean.over({seed: scores[seed]["final_accuracy"] for seed in sorted(scores)})
 
+    def marks_of(self, method: str) -> str:
+        """Marks of a method: whose model was evaluated, and on what."""
+        return "".join(
+            marks_of(RunDirectory(cell.directory).metrics()) for cell in self.finished if cell.title == method
+        )
+
     def missing_of(self, method: str) -> str:
         """The runs of a method without a result, each with the reason."""
         cells = [cell for cell in self.cells if cell.title == method and cell.name in self.missing]
@@ -71,6 +89,12 @@ class SettingResults:
     def run_rows(self) -> list[tuple[str, ...]]:
         """A row per finished run."""
         return comparison_rows([cell.directory for cell in self.finished])
+
+    def metric_table(self) -> tuple[list[str], list[list[str]]] | None:
+        """Metrics and clients' own data of the methods; None if there are none."""
+        return metric_table(
+            {m: [read_run(cell.directory) for cell in self.finished if cell.title == m] for m in self.methods}
+        )
 
     def pair_rows(self) -> list[tuple[str, ...]]:
         """A row per pair of methods: the differences on the seeds that both have."""
@@ -90,7 +114,13 @@ def why_missing(work: Comparison, cell: Cell) -> str | None:
 
 def method_rows(results: Sequence[SettingResults]) -> list[list[str]]:
     """A row per method, a cell per setting: mean(standard deviation) over seeds [number of seeds]."""
-    return [[method, *(str(one.of(method) or NOTHING) for one in results)] for method in _methods(results)]
+    return [
+        [
+            marked(method, [one.marks_of(method) for one in results]),
+            *(str(one.of(method) or NOTHING) for one in results),
+        ]
+        for method in _methods(results)
+    ]
 
 
 def notes(results: Sequence[SettingResults]) -> list[str]:
@@ -110,7 +140,8 @@ def legend(results: Sequence[SettingResults]) -> str:
         when = f"the last of {next(iter(rounds.values()))} rounds"
     else:
         when = f"the last round ({'; '.join(f'{title}: {number}' for title, number in rounds.items())})"
-    return f"Accuracy in percent after {when}, {MEANING}."
+    marks = marks_text(one.marks_of(method) for one in results for method in one.methods)
+    return f"Accuracy in percent after {when}, {MEANING}." + (f" {marks}" if marks else "")
 
 
 def as_markdown(results: Sequence[SettingResults]) -> str:
@@ -122,6 +153,8 @@ def as_markdown(results: Sequence[SettingResults]) -> str:
         if rows := one.run_rows():
             blocks += [f"**{one.title}**"] if len(results) > 1 else []
             blocks.append(markdown_table(HEADER, rows))
+        if (measured := one.metric_table()) is not None:
+            blocks += [markdown_table(*measured), NOTE]
         if pairs := one.pair_rows():
             blocks.append(markdown_table(PAIRS_HEADER, pairs))
     if any(one.pair_rows() for one in results):
@@ -148,6 +181,24 @@ def as_csv(results: Sequence[SettingResults]) -> str:
             rounds = next(cell.config.rounds for cell in one.cells if cell.title == method)
             lines.append([one.title, method, str(rounds), *csv_cells(one.of(method)), one.missing_of(method)])
     return csv_table(CSV_HEADER, lines)
+
+
+def as_values(results: Sequence[SettingResults]) -> list[dict[str, Any]]:
+    """Settings, methods, seeds and differences as plain values; accuracies in percent."""
+    values = []
+    for one in results:
+        methods: dict[str, Any] = {}
+        for method in one.methods:
+            mean = one.of(method)
+            methods[method] = {
+                "mean": mean and mean.mean,
+                "deviation": mean and mean.deviation,
+                "seeds": one.scores.get(method, {}),
+                "note": one.note(method),
+            }
+        pairs = [pair.values() for pair in paired_differences(one.scores)]
+        values.append({"setting": one.title, "methods": methods, "differences": pairs})
+    return values
 
 
 def _methods(results: Sequence[SettingResults]) -> list[str]:

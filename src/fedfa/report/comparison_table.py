@@ -7,10 +7,12 @@ from pathlib import Path
 
 from fedfa.errors import RunError
 from fedfa.experiment.recorded_runs import RecordedRun, read_run
+from fedfa.report.marks import marked, marks_of
 
 HEADER = ("run", "seed", "final %", "best %", "last 10 %", "±", "s", "CPU s", "MB up", "MB down")
-"""``run``: name of the run directory without the seed; ``last 10`` and ``±``: mean and standard deviation of the last
-ten evaluations; ``s``: wall time of the training, without evaluations; ``CPU s``: processor time of the clients."""
+"""``run``: name of the run directory without the seed, with marks (:mod:`fedfa.report.marks`); ``last 10`` and ``±``:
+mean and standard deviation of the last ten evaluations, in brackets their number where there are fewer; ``s``: wall
+time of the training, without evaluations; ``CPU s``: processor time of the clients."""
 
 
 def comparison_rows(directories: Sequence[Path]) -> list[tuple[str, ...]]:
@@ -41,12 +43,19 @@ def comparison_row(run: RecordedRun) -> tuple[str, ...]:
     found = run.results
     try:
         return (
-            run.stem,
+            marked(run.stem, [marks_of(run.metrics)]),
             str(run.seed),
-            *(f"{100 * found[key]:.2f}" for key in ("final_accuracy", "best_accuracy", "last10_accuracy", "swing")),
+            *(f"{100 * found[key]:.2f}" for key in ("final_accuracy", "best_accuracy")),
+            f"{100 * found['last10_accuracy']:.2f}" + (f" [{fewer}]" if (fewer := _fewer_than_ten(run)) else ""),
+            f"{100 * found['swing']:.2f}",
             f"{found['seconds']:.0f}",
             f"{found['cpu_seconds']:.0f}" if "cpu_seconds" in found else "–",
             *(f"{found[key] / 1e6:.1f}" for key in ("bytes_up", "bytes_down")),
         )
     except (LookupError, TypeError, ValueError) as error:
         raise RunError(repr(error)) from None
+
+
+def _fewer_than_ten(run: RecordedRun) -> int:
+    """The number of evaluations where there are fewer than ten; else 0."""
+    return len(run.evaluated) if len(run.evaluated) < 10 else 0

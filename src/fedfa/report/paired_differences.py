@@ -123,8 +123,37 @@ def pairs(methods: Sequence[str]) -> list[tuple[str, str]]:
     return [(later, earlier) for earlier, later in itertools.combinations(methods, 2)]
 
 
+@dataclass(frozen=True)
+class PairedDifference:
+    """Two methods on the seeds that both have."""
+
+    one: str
+    other: str
+    differences: tuple[Difference, ...]
+    """One minus the other, by measure."""
+    verdict: str
+    """Whether they exceed the noise between seeds, as text."""
+
+    def row(self) -> tuple[str, ...]:
+        """The cells of a table."""
+        seeds = str(len(self.differences[0].values))
+        return (f"{self.one} − {self.other}", seeds, *map(str, self.differences), self.verdict)
+
+    def values(self) -> dict[str, object]:
+        """The same as plain values."""
+        measured = zip(MEASURES, self.differences, strict=True)
+        numbers = {name: {"mean": each.mean, "margin": each.margin} for name, each in measured}
+        seeds = len(self.differences[0].values)
+        return {"one": self.one, "other": self.other, "seeds": seeds, **numbers, "exceeds_seed_noise": self.verdict}
+
+
 def paired_rows(scores: Mapping[str, Scores]) -> list[tuple[str, ...]]:
     """A row per pair: the differences and the verdict, corrected for all differences of these rows."""
+    return [pair.row() for pair in paired_differences(scores)]
+
+
+def paired_differences(scores: Mapping[str, Scores]) -> list[PairedDifference]:
+    """The pairs of methods that share a seed, with verdicts that are corrected for all their differences."""
     found = {
         (one, other): tuple(d for m in MEASURES if (d := difference(scores[one], scores[other], m)) is not None)
         for one, other in pairs(list(scores))
@@ -132,7 +161,7 @@ def paired_rows(scores: Mapping[str, Scores]) -> list[tuple[str, ...]]:
     tested = [each for differences in found.values() for each in differences if not each.unknown]
     stands = dict(zip(tested, (p < LEVEL for p in holm([each.p for each in tested])), strict=True))
     return [
-        (f"{one} − {other}", str(len(differences[0].values)), *map(str, differences), verdict(differences, stands))
+        PairedDifference(one, other, differences, verdict(differences, stands))
         for (one, other), differences in found.items()
         if differences
     ]

@@ -103,6 +103,8 @@ def _obstacle(engine: LocalEngine, local: LocalTraining) -> str | None:
     """Why these clients cannot be stacked; None if they can."""
     if unsupported := not_stackable(engine.algorithm):
         return f"the component {', '.join(unsupported)} serves one client at a time"
+    if local.optimiser != "sgd":
+        return f"local.optimiser = {local.optimiser!r} trains one client at a time"
     if local.precision != "float32":
         return f"it computes in float32, not in {local.precision}"
     if engine.federation.augmentation is not None:

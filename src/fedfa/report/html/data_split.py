@@ -42,7 +42,8 @@ class Splits:
 
     def of(self, run: RecordedRun) -> Split | str:
         """The split of a run; as text why there is none, e.g. because the data set is not on this machine."""
-        key = repr(sorted(run.config.get("data", {}).items())) + str(_fingerprint(run))
+        own = str(run.path) if run.config.get("data", {}).get("name") == OWN else ""
+        key = repr(sorted(run.config.get("data", {}).items())) + str(_fingerprint(run)) + own
         if key not in self._known:
             try:
                 self._known[key] = _make(run)
@@ -62,11 +63,24 @@ def _fingerprint(run: RecordedRun) -> str | None:
     return None if found is None else str(found)
 
 
+def _recorded(values: Mapping[str, Any]) -> Split | str:
+    """The split that the run recorded of data given in Python."""
+    try:
+        numbers = SplitSummary(**values["summary"])
+        counts = tuple(tuple(int(count) for count in row) for row in values["counts"])
+        shown = tuple(int(client) for client in values["shown"])
+        return Split(tuple(map(str, values["classes"])), shown, counts, (), int(values["clients"]), numbers)
+    except (KeyError, TypeError, ValueError) as error:
+        return f"split.json cannot be read ({error})"
+
+
 def _make(run: RecordedRun) -> Split | str:
     try:
         asked = DataConfig.model_validate(run.config.get("data", {}))
     except ValueError:
         return "the configuration of its data cannot be read"
+    if (recorded := RunDirectory(run.path).split()) is not None:
+        return _recorded(recorded)
     if asked.name == OWN:
         return "its data were passed in Python or belong to sites, so the configuration does not name them"
     directory = Path(asked.dir).expanduser() if asked.dir else None

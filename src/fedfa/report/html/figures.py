@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from statistics import fmean
@@ -21,6 +21,14 @@ from fedfa.report.html.palette import Style
 MethodStyles = Mapping[str, Style]
 _MAX_LINES = 5
 """With more methods than this, each is also shown in a chart of its own."""
+_CLOSE = 0.4
+"""Lines that vary less than this share of the axis in the second half get a chart of that half."""
+_LOSS_LIMIT = 4
+"""A loss is drawn up to this multiple of the first one; the table has the values beyond."""
+_LOSS_CAPTIONS = {
+    "loss": "Of the evaluated model.",
+    "train_loss": "Mean over the round's clients of their last epoch, with whatever the method adds to the loss.",
+}
 _MAX_ROWS = 60
 """Rows of a data table; longer curves are subsampled evenly."""
 
@@ -116,12 +124,13 @@ def accuracy_figures(chapter: Chapter, method_styles: MethodStyles) -> list[Figu
     series = accuracy_series(chapter, method_styles)
     if not series:
         return []
-    x, y = Axis("round", low=0, whole=True), Axis("test accuracy, %", low=0, high=_ceiling(series))
+    x, y = Axis("round", low=0, whole=True), Axis(f"{chapter.evaluated_on} accuracy, %", low=0, high=_ceiling(series))
     diamond = " A diamond marks the accuracy after the final pass." if any(one.after for one in series) else ""
     caption = f"{band_note(chapter.methods)}{diamond}{_same_lines(series)}"
     together = line_figure("accuracy", "Accuracy by round", caption, series, x, y, unit=" %", height=420)
+    close = _zoomed(series, x, y)
     if len(series) <= _MAX_LINES:
-        return [together]
+        return [together, *close]
     panels = [Panel(one.name, [one], [other for other in series if other is not one]) for one in series]
     each = Figure(
         "accuracy-each", "Each method in front of the others",
@@ -130,7 +139,72 @@ def accuracy_figures(chapter: Chapter, method_styles: MethodStyles) -> list[Figu
         multiples(panels, x, y, WIDE), multiples(panels, x, y, NARROW, panel_width=172),
         hover=[hover_lines([one], x.label, " %") for one in series],
     )  # fmt: skip
-    return [together, each]
+    return [together, *close, each]
+
+
+def _zoomed(series: Sequence[Series], x: Axis, y: Axis) -> list[Figure]:
+    """The second half of the rounds on axes of its own, where lines lie close together on those of the whole."""
+    last = max(one.points[-1][0] for one in series)
+    late = [replace(one, points=[p for p in one.points if 2 * p[0] >= last]) for one in series]
+    late = [
+        replace(new, band=None if old.band is None else list(old.band[-len(new.points) :]))
+        for old, new in zip(series, late, strict=True)
+        if len(new.points) > 1
+    ]
+    values = y_values(late)
+    if len(late) < 2 or max(len(one.points) for one in late) < 5:
+        return []
+    if max(values) - min(values) > _CLOSE * max(y_values(series)):
+        return []
+    start = min(one.points[0][0] for one in late)
+    axes = Axis(x.label, low=start, whole=True), Axis(y.label)
+    title = f"From round {start:.0f} on"
+    caption = "The same lines, on axes that fit them: the vertical one does not begin at 0."
+    return [line_figure("accuracy-late", title, caption, late, *axes, unit=" %", height=360)]
+
+
+# -- loss -------------------------------------------------------------------------------------------------------------
+def loss_figures(chapter: Chapter, method_styles: MethodStyles) -> list[Figure]:
+    """Loss on the test set and in local training by round; a divergence shows here first."""
+    figures = []
+    for name, key, title in (
+        ("loss", "loss", "Test loss by round"),
+        ("train-loss", "train_loss", "Training loss by round"),
+    ):
+        records = "evaluated" if key == "loss" else "trained"
+        series = [
+            line
+            for method in chapter.methods
+            if (line := as_series(method.name, method_styles[method.name], method.curve(_finite(key), records))).points
+        ]
+        if not series:
+            continue
+        starts = [one.points[0][1] for one in series]
+        limit = _LOSS_LIMIT * max(starts)
+        highest = max(y_values(series))
+        shown, caption = series, _LOSS_CAPTIONS[key]
+        if highest > limit > 0:
+            shown = [_cut(one, limit) for one in series]
+            over = [one.name for one in series if max(y_values([one])) > limit]
+            caption += f" Cut at {number(limit)}, {_LOSS_LIMIT} times the first value: {', '.join(over)} went beyond."
+        y = Axis("cross-entropy", low=0, high=limit if highest > limit > 0 else None)
+        drawn = line_figure(name, title, caption, shown, Axis("round", low=0, whole=True), y, half=True)
+        exact = [hover_lines(series, "round", "")]
+        figures.append(replace(drawn, hover=exact, table=series_table(series, "round")))
+    return figures
+
+
+def _finite(key: str) -> Callable[[Mapping[str, Any]], float | None]:
+    def value(record: Mapping[str, Any]) -> float | None:
+        found = record.get(key)
+        return float(found) if isinstance(found, int | float) and math.isfinite(found) else None
+
+    return value
+
+
+def _cut(one: Series, limit: float) -> Series:
+    band = one.band and [(min(low, limit), min(high, limit)) for low, high in one.band]
+    return replace(one, points=[(x, min(y, limit)) for x, y in one.points], band=band)
 
 
 def _same_lines(series: Sequence[Series]) -> str:
@@ -155,6 +229,7 @@ class Progress:
     round: int
     best: float
     seconds: float
+    cpu_seconds: float | None
     megabytes: float
 
 
@@ -162,12 +237,14 @@ def progress(run: RecordedRun) -> list[Progress]:
     """Best accuracy and costs so far, an entry for each evaluation."""
     rounds = [record for record in run.metrics if "final_pass" not in record]
     seconds = list(accumulate(float(record.get("train_seconds", 0)) for record in rounds))
+    timed = all(isinstance(record.get("cpu_seconds"), int | float) for record in rounds)
+    cpu = list(accumulate(float(record["cpu_seconds"]) for record in rounds)) if timed else [None] * len(rounds)
     megabytes = list(accumulate((record.get("bytes_up", 0) + record.get("bytes_down", 0)) / 1e6 for record in rounds))
     best, entries = 0.0, []
     for place, record in enumerate(rounds):
         if record.get("accuracy") is not None:
             best = max(best, record["accuracy"])
-            entries.append(Progress(int(record["round"]), best, seconds[place], megabytes[place]))
+            entries.append(Progress(int(record["round"]), best, seconds[place], cpu[place], megabytes[place]))
     return entries
 
 
@@ -189,7 +266,10 @@ def cost_figures(chapter: Chapter, method_styles: MethodStyles) -> list[Figure]:
             if points:
                 series.append(Series(method.name, method_styles[method.name], points))
         if series:
-            axes = Axis(label, low=0), Axis("best test accuracy so far, %", low=0, high=_ceiling(series))
+            axes = (
+                Axis(label, low=0),
+                Axis(f"best {chapter.evaluated_on} accuracy so far, %", low=0, high=_ceiling(series)),
+            )
             title = f"Best accuracy so far by {label}"
             figures.append(line_figure(name, title, "", series, *axes, unit=" %", half=True))
     return figures
@@ -201,6 +281,7 @@ class Reach:
 
     rounds: float
     seconds: float
+    cpu_seconds: float | None
     megabytes: float
     seeds: int
     of: int
@@ -215,11 +296,13 @@ def reach(method: MethodRuns, target: float) -> Reach | None:
     rounds, seconds, megabytes = (
         fmean(getattr(entry, cost) for entry in reached) for cost in ("round", "seconds", "megabytes")
     )
-    return Reach(rounds, seconds, megabytes, len(reached), len(method.runs))
+    cpu = [entry.cpu_seconds for entry in reached if entry.cpu_seconds is not None]
+    timed = fmean(cpu) if len(cpu) == len(reached) else None  # older records lack it
+    return Reach(rounds, seconds, timed, megabytes, len(reached), len(method.runs))
 
 
 def targets_of(chapter: Chapter, asked: Sequence[float]) -> list[float]:
-    """Target accuracies in percent: the given ones, or up to four round ones that some method reaches."""
+    """Target accuracies in percent: the given ones, or up to three round ones that some method reaches."""
     if asked:
         return sorted(set(asked))
     best = max((100 * r["accuracy"] for run in chapter.runs for r in run.evaluated), default=0.0)
@@ -227,7 +310,7 @@ def targets_of(chapter: Chapter, asked: Sequence[float]) -> list[float]:
     for step in (10.0, 5.0, 2.0, 1.0):
         found = [mark for mark in ticks(0, 100, round(100 / step)) if first < mark <= best]
         if len(found) >= 3:
-            return found[-4:]
+            return found[-3:]
     return found
 
 

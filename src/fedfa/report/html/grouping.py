@@ -91,6 +91,11 @@ class Chapter:
         """The runs of all methods."""
         return [run for method in self.methods for run in method.runs]
 
+    @property
+    def evaluated_on(self) -> str:
+        """What the rounds were evaluated on: ``test``, ``validation``, or both."""
+        return " and ".join(sorted({run.whose.get("on", "test") for run in self.runs})) or "test"
+
     def configs(self) -> tuple[dict[str, Any], dict[str, list[Any]]]:
         """Config values that all methods share, and those that differ (one value per method)."""
         each = [_compared_config(method.runs[0]) for method in self.methods]
@@ -117,7 +122,7 @@ def chapters_of(runs: Sequence[RecordedRun]) -> list[Chapter]:
     for (group, setting), members in by_setting.items():
         name = Path(group).name if group else ""
         if len(members) == 1 and not group:
-            name = members[0].stem
+            name = members[0].label
         title = f"{name}: {setting}" if name and settings[group] > 1 else name or setting
         methods = sorted(_methods(members), key=lambda method: method.name)
         chapters.append(Chapter(title, group, tuple(methods)))
@@ -159,12 +164,12 @@ def partition_text(partition: Any) -> str:
 def _methods(runs: Sequence[RecordedRun]) -> list[MethodRuns]:
     groups: dict[tuple[str, str], list[RecordedRun]] = {}
     for run in runs:
-        groups.setdefault((run.stem, repr(sorted(_compared_config(run).items()))), []).append(run)
+        groups.setdefault((run.label, repr(sorted(_compared_config(run).items()))), []).append(run)
     methods: list[MethodRuns] = []
-    for (stem, _), members in groups.items():
+    for (name, _), members in groups.items():
         if len({run.seed for run in members}) < len(members):  # the same seed twice is not two seeds
             methods += [MethodRuns(str(run.path), (run,)) for run in members]
         else:
-            methods.append(MethodRuns(stem, tuple(sorted(members, key=lambda run: run.seed))))
+            methods.append(MethodRuns(name, tuple(sorted(members, key=lambda run: run.seed))))
     names = Counter(method.name for method in methods)
     return [MethodRuns(str(m.runs[0].path), m.runs) if names[m.name] > 1 else m for m in methods]

@@ -167,6 +167,28 @@
     });
   }
 
+  // -- wide tables: their heads wrap only where the table would not fit otherwise; what still scrolls says so
+  function fit() {
+    [].forEach.call(document.querySelectorAll(".scroll"), function (frame) {
+      var next = frame.nextElementSibling, hint = next && next.classList.contains("hint") ? next : null;
+      frame.classList.remove("tight");
+      if (!frame.clientWidth) return;
+      if (frame.scrollWidth > frame.clientWidth + 1) frame.classList.add("tight");
+      var hidden = frame.scrollWidth - frame.clientWidth - frame.scrollLeft > 1;
+      frame.classList.toggle("more", hidden);
+      if (hidden && !hint) {
+        hint = element("span", "scroll for more →", frame.parentNode);
+        hint.className = "hint";
+        hint.setAttribute("aria-hidden", "true");
+        frame.parentNode.insertBefore(hint, frame.nextSibling);
+        frame.addEventListener("scroll", fit, { passive: true });
+      } else if (hint) hint.hidden = !hidden;
+    });
+  }
+  fit();
+  window.addEventListener("resize", fit);
+  document.addEventListener("toggle", fit, true);
+
   // -- sortable tables
   [].forEach.call(document.querySelectorAll("table.sorts"), function (table) {
     var heads = table.tHead.rows[table.tHead.rows.length - 1].cells;

@@ -26,11 +26,13 @@ from fedfa.report.html.figures import (
     class_figures,
     cost_figures,
     domain_figures,
+    loss_figures,
     slug,
     split_figure,
     targets_of,
 )  # fmt: skip
 from fedfa.report.html.grouping import Chapter, partition_text
+from fedfa.report.html.headline import differences, headline, overview
 from fedfa.report.html.palette import css
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
@@ -52,6 +54,14 @@ class Page:
     """Seconds after which the page reloads itself; None for never."""
     command: str = ""
     """The command that writes the page."""
+    policy: str = _POLICY
+    """What the browser may load."""
+    chooser: str = ""
+    """A form above the chapters, on a page that is served."""
+    script: str = ""
+    """A script besides the page's own, on a page that is served."""
+    state: str | None = None
+    """State of the records on a page that is served: it reloads itself when another is announced."""
 
     def __post_init__(self) -> None:
         self.problems = list(self.problems)
@@ -63,35 +73,41 @@ class Page:
         files = resources.files("fedfa.report.html")
         style, script = (files.joinpath(f"page.{kind}").read_text("utf-8") for kind in ("css", "js"))
         mono = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
-        live = self.refresh is not None
-        meta = f'<meta http-equiv="refresh" content="{self.refresh}">' if live else ""
+        live = self.refresh is not None or self.state is not None
+        state = "" if self.state is None else f' data-state="{escape(self.state)}"'
+        meta = f'<meta http-equiv="refresh" content="{self.refresh}">' if self.refresh is not None else ""
         title = self.chapters[0].title if len(self.chapters) == 1 else "Report"
         return (
-            f'<!doctype html>\n<html lang="en"{" data-live" if live else ""}><head><meta charset="utf-8">'
+            f'<!doctype html>\n<html lang="en"{" data-live" if live else ""}{state}><head><meta charset="utf-8">'
             f'<meta name="viewport" content="width=device-width, initial-scale=1">'
-            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">{meta}'
+            f'<meta http-equiv="Content-Security-Policy" content="{escape(self.policy)}">{meta}'
             f'<link rel="icon" href="data:,"><title>{escape(title)} · fedfa</title>\n'
             f"<style>\n:root{{--font:{FONT};--mono:{mono}}}\n{css()}{style}</style></head>\n<body>\n"
-            f"{self._top(title)}<main>{self._notes()}{''.join(bodies) or _NOTHING}</main>\n"
-            f"{self._foot()}\n<script>\n{script}</script></body></html>\n"
+            f"{self._top(title)}<main>{self.chooser}{self._notes()}{overview(self.chapters)}"
+            f"{''.join(bodies) or _NOTHING}</main>\n"
+            f"{self._foot()}\n<script>\n{script}{self.script}</script></body></html>\n"
         )
 
     def _top(self, title: str) -> str:
         runs = [run for chapter in self.chapters for run in chapter.runs]
-        live = f"; reloads every {self.refresh} s" if self.refresh is not None else ""
+        when = f"Written {_clock(time.time())}"
+        if self.refresh is not None:
+            when += f"; reloads every {self.refresh} s"
+        elif self.state is not None:
+            when = f"Read {_clock(time.time())}; follows the records"
         contents = ""
         if len(self.chapters) > 1:
             links = "".join(f'<li><a href="#c{n}">{escape(c.title)}</a></li>' for n, c in enumerate(self.chapters))
             contents = f'<nav aria-label="Chapters"><ul>{links}</ul></nav>'
         return (
             f'<header class="top"><div><h1>{escape(title)}</h1>'
-            f'<p class="quiet">{_state(runs)}. Written {_clock(time.time())}{live}.</p>{self._stale(runs)}'
+            f'<p class="quiet">{_state(runs)}. {when}.</p>{self._stale(runs)}'
             f'{contents}</div><button type="button" id="theme" hidden>Colours</button></header>'
         )
 
     def _stale(self, runs: Sequence[RecordedRun]) -> str:
         """A hint how to keep the page up to date while runs continue."""
-        if self.refresh is not None or (runs and all(run.finished for run in runs)):
+        if self.refresh is not None or self.state is not None or (runs and all(run.finished for run in runs)):
             return ""
         command = watching(self.command or "fedfa report DIRECTORY")
         return (
@@ -125,6 +141,8 @@ class Page:
             "Accuracy": lambda: (
                 self._figures(accuracy_figures(chapter, method_styles)) + tables.results(chapter, method_styles)
             ),
+            "Differences": lambda: differences(chapter),
+            "Loss": lambda: self._figures(loss_figures(chapter, method_styles)),
             "Time and bytes": lambda: self._costs(chapter),
             "Data": lambda: self._split(split),
             "Classes": lambda: self._figures(class_figures(chapter, classes)),
@@ -138,7 +156,9 @@ class Page:
         body = "".join(self._section(chapter, name, make) for name, make in sections.items())
         heading = f'<h2 class="chapter" id="{identity}">{escape(chapter.title)}</h2>' if len(self.chapters) > 1 else ""
         where = f" Records in <code>{escape(chapter.group)}</code>." if chapter.group else ""
-        lead = f"<p class='lead'>{escape(_setting_text(chapter))}{where}</p>"
+        sentence = headline(chapter)
+        lead = f'<p class="headline">{escape(sentence)}</p>' if sentence else ""
+        lead += f"<p class='lead'>{escape(_setting_text(chapter))}{where}</p>"
         return f"<section>{heading}{lead}{_unfinished(chapter.runs)}{body}</section>"
 
     def _section(self, chapter: Chapter, name: str, make: Callable[[], str]) -> str:

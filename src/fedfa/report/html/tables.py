@@ -12,6 +12,8 @@ from fedfa.report.html.commands import command_of
 from fedfa.report.html.figures import MethodStyles, reach
 from fedfa.report.html.grouping import Chapter, MethodRuns
 from fedfa.report.html.palette import Style
+from fedfa.report.marks import marked, marks_of, marks_text
+from fedfa.report.metric_table import NOTE, metric_table
 from fedfa.seed_means import SeedMean
 
 
@@ -62,7 +64,7 @@ def swatch(line_style: Style) -> str:
 #: Key in the results, label, meaning, factor, digits, whether the maximum is bold.
 _COLUMNS: tuple[tuple[str, str, str, float, int, bool], ...] = (
     ("final_accuracy", "final %", "after the last round, or after the final pass", 100, 2, True),
-    ("best_accuracy", "best %", "of all rounds", 100, 2, True),
+    ("best_accuracy", "best %", "of all evaluations, the final pass included", 100, 2, True),
     ("last10_accuracy", "last 10 %", "mean of the last ten evaluations", 100, 2, True),
     ("swing", "swing", "standard deviation of these ten evaluations", 100, 2, False),
     ("seconds", "seconds", "wall time of the training, without evaluations", 1, 0, False),
@@ -104,7 +106,19 @@ def results(chapter: Chapter, method_styles: MethodStyles) -> str:
     seeds_note = "Means over seeds, standard deviations in brackets. " if several else ""
     meanings = "; ".join(f"{name}: {meaning}" for _, name, meaning, *_ in _COLUMNS)
     table = _table(head, rows, "Results by method", " class='sorts'")
-    return _with_note(table, f"{seeds_note}Bold: the highest. {meanings}.")
+    marks = marks_text(marks_of(run.metrics) for run in chapter.runs)
+    made = _with_note(table, f"{seeds_note}Bold: the highest. {meanings}. {_fewer(chapter)}{marks}".rstrip())
+    measured = metric_table({method.name: method.runs for method in chapter.methods})
+    if measured is None:
+        return made
+    return made + plain(Table(measured[0], measured[1], note=NOTE), "Metrics by method")
+
+
+def _fewer(chapter: Chapter) -> str:
+    """Which methods have fewer than ten evaluations, so that "last 10" is the mean of all of them."""
+    counts = {method.name: min(len(run.evaluated) for run in method.runs) for method in chapter.methods}
+    fewer = [f"{name} ({count})" for name, count in counts.items() if 0 < count < 10]
+    return f"Fewer than ten evaluations, so that last 10 is the mean of all: {', '.join(fewer)}. " if fewer else ""
 
 
 def _spread(spread: SeedMean | None, digits: int, *, deviation: bool) -> str:
@@ -115,7 +129,8 @@ def _spread(spread: SeedMean | None, digits: int, *, deviation: bool) -> str:
 
 
 def _named(method: MethodRuns, method_styles: MethodStyles) -> str:
-    return swatch(method_styles[method.name]) + escape(method.name)
+    name = marked(method.name, [marks_of(run.metrics) for run in method.runs])
+    return swatch(method_styles[method.name]) + escape(name)
 
 
 # -- costs ------------------------------------------------------------------------------------------------------------
@@ -123,25 +138,33 @@ def reaching(chapter: Chapter, method_styles: MethodStyles, targets: Sequence[fl
     """Rounds, seconds and megabytes until the first evaluation with each accuracy."""
     if not targets:
         return ""
-    groups = "".join(f'<th class="group" scope="colgroup" colspan="3">{target:g} %</th>' for target in targets)
-    heads = f"<td></td>{groups}</tr><tr>" + _heads(["method", *["round", "s", "MB"] * len(targets)])
+    groups = "".join(f'<th class="group" scope="colgroup" colspan="4">{target:g} %</th>' for target in targets)
+    heads = f"<td></td>{groups}</tr><tr>" + _heads(["method", *["round", "s", "CPU s", "MB"] * len(targets)])
     rows = []
     for method in chapter.methods:
         cells = []
         for target in targets:
             found = reach(method, target / 100)
             if found is None:
-                cells.append('<td data-v="1e99">–</td>' * 3)
+                cells.append('<td data-v="1e99">–</td>' * 4)
                 continue
             share = f" ({found.seeds} of {found.of})" if found.seeds < found.of else ""
-            for value, more in ((found.rounds, share), (found.seconds, ""), (found.megabytes, "")):
+            for value, more in (
+                (found.rounds, share),
+                (found.seconds, ""),
+                (found.cpu_seconds, ""),
+                (found.megabytes, ""),
+            ):
+                if value is None:
+                    cells.append('<td data-v="1e99">–</td>')
+                    continue
                 digits = 0 if value >= 20 or value == round(value) else 1
                 cells.append(f'<td data-v="{value:.6g}">{number(value, digits)}{more}</td>')
         rows.append(_row(_named(method, method_styles), "".join(cells)))
     note = (
-        "Round, seconds of training (wall time) and megabytes (up and down) until the first evaluation with this "
-        "accuracy; a dash if there is none. Means over the seeds that reach it; their number in brackets if not all "
-        "do. A run that fluctuates reaches an accuracy before it holds it."
+        "Round, seconds of training (wall time, and processor time of the clients) and megabytes (up and down) until "
+        "the first evaluation with this accuracy; a dash if there is none. Means over the seeds that reach it; their "
+        "number in brackets if not all do. A run that fluctuates reaches an accuracy before it holds it."
     )
     return _with_note(_table(heads, rows, "Costs to reach accuracies", ' class="sorts"'), note)
 
