@@ -256,19 +256,22 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Train several algorithms in one setting or more, and print them side by side. Continues where it stopped."""
-    from fedfa.cli.compare import run_compare
-    from fedfa.experiment.variations import parse_variation, plan_configs
+    from fedfa.experiment.run_processes import RunProcesses
 
-    bases: dict[str, dict[str, Any]] = {}
-    for name in preset or (None,):
-        base, asked = layers_of(file, name, assignments, rounds, data_dir)
-        title = name or (file.stem if file else "")
-        if title in bases:
-            raise typer.BadParameter(f"--preset {title} is given twice; name each once")
-        bases[title] = base
-    planned = plan_configs(bases, asked, [parse_variation(text) for text in vary or []], out)
-    seeds = parse_seeds(seed)
-    run_compare(errors if as_json else console, algorithm or ["all"], seeds, planned, out, jobs, as_json=as_json)
+    with RunProcesses().prestart() as processes:  # it starts while this process imports torch
+        from fedfa.cli.compare import run_compare
+        from fedfa.experiment.variations import parse_variation, plan_configs
+
+        bases: dict[str, dict[str, Any]] = {}
+        for name in preset or (None,):
+            base, asked = layers_of(file, name, assignments, rounds, data_dir)
+            title = name or (file.stem if file else "")
+            if title in bases:
+                raise typer.BadParameter(f"--preset {title} is given twice; name each once")
+            bases[title] = base
+        planned = plan_configs(bases, asked, [parse_variation(text) for text in vary or []], out)
+        shown, methods, seeds = errors if as_json else console, algorithm or ["all"], parse_seeds(seed)
+        run_compare(shown, methods, seeds, planned, out, jobs, processes, as_json=as_json)
 
 
 @app.command()

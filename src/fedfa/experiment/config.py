@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -374,23 +375,27 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
+@cache
+def _preset_files() -> dict[str, str]:
+    files = resources.files("fedfa.experiment").joinpath("presets").iterdir()
+    texts = {file.name.removesuffix(".toml"): file.read_text("utf-8") for file in files if file.name.endswith(".toml")}
+    return dict(sorted(texts.items()))
+
+
 def presets() -> dict[str, str]:
     """Every preset's name and its first comment line."""
-    found = {}
-    for file in sorted(resources.files("fedfa.experiment").joinpath("presets").iterdir(), key=lambda f: f.name):
-        if file.name.endswith(".toml"):
-            found[file.name.removesuffix(".toml")] = file.read_text("utf-8").partition("\n")[0].lstrip("# ")
-    return found
+    return {name: text.partition("\n")[0].lstrip("# ") for name, text in _preset_files().items()}
 
 
 def preset_layer(name: str) -> dict[str, Any]:
     """A preset's own lines."""
-    known = presets()
+    known = _preset_files()
     if name not in known:
         raise ConfigError(f"unknown preset {name!r}{nearest(name, known)}; known: {', '.join(known)}")
-    return tomllib.loads(resources.files("fedfa.experiment").joinpath("presets", f"{name}.toml").read_text("utf-8"))
+    return tomllib.loads(known[name])
 
 
+@cache
 def affects_result(key: str) -> bool:
     """Whether a config key, given with dots, can change the result of a run; the rest may differ on resume.
 

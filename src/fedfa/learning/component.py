@@ -111,6 +111,12 @@ class Component(BaseModel):
         except ValidationError as error:
             raise ConfigError(validation_message(error, type(self), f"algorithm.{self.name}")) from None
 
+    def __setattr__(self, option: str, value: Any) -> None:
+        raise AlgorithmError(
+            f"{self.name}.{option} cannot be assigned: a component holds its options and nothing that changes; keep "
+            f"values of a client's round in ctx.scratch[{self.name!r}], and what lasts in the server or client state"
+        )
+
     @classmethod
     def __pydantic_init_subclass__(cls, **arguments: Any) -> None:
         """Fill in the name, and refuse methods that look like hooks but are none."""

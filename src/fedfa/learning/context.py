@@ -128,6 +128,11 @@ class LocalTraining(BaseModel):
     # Inside a Config, pydantic collects the problems of all sections instead of calling __init__.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # pydantic's mark of its own __init__
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise ConfigError(
+            f"local.{name} cannot be assigned; assign all of it: experiment.local = fedfa.LocalTraining({name}=…, …)"
+        )
+
     @field_validator("schedule")
     @classmethod
     def _known_schedule(cls, schedule: str) -> str:
