@@ -42,6 +42,7 @@ from fedfa.cli.dashboard import dashboard
 from fedfa.cli.data import app as data_app
 from fedfa.cli.fleet import app as fleet_app
 from fedfa.cli.flower import app as flower_app
+from fedfa.cli.model import export, predict
 from fedfa.cli.paper import app as paper_app
 from fedfa.cli.report import report
 from fedfa.errors import ConfigError, FedfaError, RunError
@@ -56,6 +57,8 @@ app.add_typer(
     paper_app, name="paper", help="The paper's tables and figures: run what is missing, compare with the paper."
 )
 app.command()(report)
+app.command()(predict)
+app.command()(export)
 app.command()(dashboard)
 
 _show_traceback = False

@@ -36,6 +36,7 @@ from fedfa.experiment.build import (
 from fedfa.experiment.choosing import Choice
 from fedfa.experiment.config import Config
 from fedfa.experiment.evaluating import evaluate_round, own_model
+from fedfa.experiment.health import check_work, warn_of_round
 from fedfa.experiment.layers import expression_and_variant
 from fedfa.experiment.progress import show_progress
 from fedfa.experiment.record import RoundRecord, evaluation_values
@@ -51,6 +52,7 @@ from fedfa.learning.evaluate import Part
 from fedfa.learning.metrics import Function, Metric, metric, name_of
 from fedfa.learning.round import ClientStates, ClientStatesInMemory, RoundStatistics, ServerState, Training
 from fedfa.learning.tensors import Tensors
+from fedfa.trees import NetworkInput, pieces_of, to_device
 
 Callback = Callable[["Experiment", RoundRecord], Mapping[str, Any] | None]
 """Called after each round with the experiment and the round's record; values it returns are added to the record."""
@@ -184,7 +186,7 @@ class Experiment:
         self._validation_source = validation
         self.choice = Choice(self)
         self._tested: dict[str, Any] | None = None
-        if callable(callbacks) or not all(map(callable, callbacks)):
+        if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
             raise ConfigError(f"callbacks is {callbacks!r}; give a list of functions of (experiment, record)")
         self.callbacks = list(callbacks)
         self.records: list[RoundRecord] = []
@@ -196,7 +198,7 @@ class Experiment:
         self._final_state: ServerState | None = None
         self.client_states: ClientStates = ClientStatesInMemory()
         self._known_preprocessing: Preprocessing | None = None
-        self._stopped = self._training_now = False
+        self._stopped = self._training_now = self._warned = False
         self._rounds_are_planned = True
         self._extra: list[Component] = []
 
@@ -240,7 +242,7 @@ class Experiment:
     def preprocessing(self) -> Preprocessing:
         """How raw inputs become what the network reads, and the names of the classes."""
         if self._known_preprocessing is None:
-            self._known_preprocessing = self.federation.dataset.preprocessing()
+            self._known_preprocessing = self.federation.preprocessing()
         return self._known_preprocessing
 
     @cached_property
@@ -256,10 +258,10 @@ class Experiment:
         training = Training(self.algorithm, task, config.seed)
         return replace(training, channel=Channel(config.channel, training)) if config.channel.on else training
 
-    def _example(self) -> Tensor:
+    def _example(self) -> NetworkInput:
         """A small batch as the network reads it; of zeros where the data are not loaded."""
         if self._known_preprocessing is not None and "federation" not in vars(self):
-            return torch.zeros(2, *self._known_preprocessing.input_shape)
+            return self._known_preprocessing.example()
         dataset = self.federation.dataset
         return dataset.normalisation.batch(dataset.train.inputs[:2])
 
@@ -382,6 +384,7 @@ class Experiment:
     def _rounds(self, last: int) -> Iterator[RoundRecord]:
         if self._training_now:
             raise RunError("this experiment is training a round; start further rounds after it, not in a callback")
+        check_work(self.config.local, self.federation)
         self._stopped, observer = False, self.observer()
         with single_thread():
             engine = self.engine()
@@ -431,6 +434,7 @@ class Experiment:
                 self.training, before, local, engine.train, self.client_states, observer
             )
         self._state, self._final_state, self._tested = state, None, None
+        self._warned = warn_of_round(statistics, self.preprocessing.classes, self._warned)
         if self.records and self.records[-1].final_pass:  # of a model that is no longer the last one
             self.records.pop()
         due = state.round % self.config.evaluation.every == 0 or state.round == last
@@ -573,7 +577,8 @@ class Experiment:
         """Predict the classes of raw inputs, preprocessed as the training data were.
 
         Args:
-            inputs: Pictures as uint8 arrays, or other inputs as float arrays; one or many.
+            inputs: Pictures as arrays of 8 or 16 bits, tokens as integers, other inputs as float arrays, or a
+                dictionary or tuple of these, as in training; one or many.
             client: Whose model, for algorithms in which clients keep tensors of their own.
             scores: Return the scores ``[N, C]`` instead of the class numbers ``[N]``.
         """
@@ -584,8 +589,9 @@ class Experiment:
         network.module.eval()
         found = []
         with torch.inference_mode():
-            for batch in torch.split(self.preprocessing.apply(inputs), self.config.evaluation.batch_size):
-                features, logits = network(batch.to(device))
+            prepared, size = self.preprocessing.apply(inputs, client), self.config.evaluation.batch_size
+            for batch in pieces_of(prepared, lambda each: each.split(size)):
+                features, logits = network(to_device(batch, device))
                 found.append((logits if score is None else score(features, logits)).cpu())
         network.outputs = {}
         values = torch.cat(found).clone()

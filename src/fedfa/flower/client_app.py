@@ -105,7 +105,12 @@ class _MessageHandler:
         if self.load_data is not None:
             head = RunConfig(context.run_config).head
             dataset = own_dataset(self.load_data(context.node_config), require_model(self.make_model), head)
-            announcement = replace(announcement, samples=len(dataset.train), input_shape=dataset.input_shape)
+            announcement = replace(
+                announcement,
+                samples=len(dataset.train),
+                input_shape=dataset.input_shape,
+                integer_inputs=not dataset.train.is_image and not dataset.train.inputs.is_floating_point(),
+            )
         return Message(encode_announcement(announcement), reply_to=message)
 
     def train(self, message: Message, context: Context) -> Message:

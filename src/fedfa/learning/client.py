@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from fedfa.errors import ClientError, describe
 from fedfa.learning.aggregate import Contribution, WeightedSum, contribution_nbytes
 from fedfa.learning.algorithm import Algorithm
-from fedfa.learning.batches import Fetching
+from fedfa.learning.batches import Fetching, augmented
 from fedfa.learning.context import ClientContext, LocalTraining, Role
 from fedfa.learning.local_loop import LocalProgress, LossGradients, batches_of_each_epoch, local_training
 from fedfa.learning.optimisers import LocalOptimiser
 from fedfa.learning.random import stream, torch_stream
 from fedfa.learning.tensors import ComponentTensors, Tensors, clone, first_non_finite
 from fedfa.models.split import SplitModel
+from fedfa.trees import NetworkInput
 
 MODEL = "model"
 """The client state holds the model's tensors of role ``LOCAL`` under this name."""
@@ -41,7 +42,7 @@ class ClientData(Protocol):
     def label_counts(self) -> Tensor:
         """Samples per class, ``[C]``."""
 
-    def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, positions: Tensor) -> tuple[NetworkInput, Tensor]:
         """Inputs ready for the network, and labels, at these positions of the client's data."""
 
 
@@ -221,6 +222,9 @@ class ClientRound:
         fetching = Fetching(self.data, ctx.local.batch_size, ctx.num_classes, ctx.device)
         shuffle = stream(self.plan.seed, "shuffle", ctx.round, self.client)
         epochs = fetching.epochs(shuffle, ctx.size, batches_of_each_epoch(ctx))
+        if (augmentation := getattr(self.data, "augmentation", None)) is not None:
+            rng = stream(self.plan.seed, "augment", ctx.round, self.client)
+            epochs = (augmented(batches, augmentation, rng) for batches in epochs)
         local_training(ctx, algorithm, optimiser, epochs, LossGradients(ctx, algorithm, optimiser), self.progress)
         self.cpu_seconds += time.process_time() - started
 
