@@ -50,7 +50,7 @@ def main(clients: int) -> None:
             seconds.append(time.perf_counter() - began)
             began = time.perf_counter()
         last = experiment.records[-1]
-        virtual = f"virtual time {last['time']:,.0f} s, utilisation {last['utilisation']:.0%}" if fleet else ""
+        virtual = f"virtual time {last['time']:,.2f} s, utilisation {last['utilisation']:.0%}" if fleet else ""
         print(f"{name:14s} {np.median(seconds[1:]):6.2f} s per server step   peak memory {_peak():,.0f} MB   {virtual}")
 
 

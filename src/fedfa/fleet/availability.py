@@ -17,6 +17,7 @@ without a history: memory is one number per device (its peak), and looking at a 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,9 @@ from fedfa.learning.random import stream
 DAY = 86_400.0
 SLOT = 60.0
 """Seconds between moments at which a device may change its state."""
+
+_AT_ONCE = 512
+"""Decisions that are looked at together."""
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -72,13 +76,17 @@ class DailyAvailability:
         slot = np.floor((time + shift) / SLOT).astype(np.int64)
         state = np.zeros(len(clients), dtype=bool)
         open_ = np.arange(len(clients))  # those whose last decision is not found yet
-        # A decision lies 1/decides slots back on average; the bound is passed with a probability below e^-60.
-        for back in range(1 + int(60 / self._decides)):
-            decided, on = self._decision(clients[open_], slot[open_] - back, shift[open_])
-            state[open_[decided]] = on[decided]
-            open_ = open_[~decided]
-            if not len(open_):
-                break
+        # A decision lies 1/decides slots back on average; the bound is passed with a probability below e^-60. For few
+        # devices many slots are looked at together: operations on small arrays cost more than their elements.
+        begin, bound = 0, 1 + int(60 / self._decides)
+        while begin < bound and len(open_):
+            depth = max(1, _AT_ONCE // len(open_))
+            slots = slot[open_, None] - np.arange(begin, begin + depth)
+            decided, on = self._decision(clients[open_, None], slots, shift[open_, None])
+            found = decided.any(1)
+            state[open_[found]] = on[found, decided[found].argmax(1)]
+            open_ = open_[~found]
+            begin += depth
         return state
 
     def leaves(self, client: int, start: float, end: float) -> float | None:
@@ -103,7 +111,7 @@ class DailyAvailability:
     def _shift(self, clients: Ints) -> Floats:
         return (_hash(clients, np.zeros_like(clients), ~self._key) >> np.uint64(11)).astype(np.float64) / 2**53 * SLOT
 
-    @property
+    @cached_property
     def _key(self) -> np.uint64:
         return np.uint64(stream(self.seed, "availability").integers(2**63))
 

@@ -84,19 +84,19 @@ def asynchronous(now: Moment, buffer: int, concurrency: int) -> Window:
     time, draws, order = now.time, now.draws, counter()
     queue = [(visit.end, next(order), visit) for visit in now.running]
     heapq.heapify(queue)
+    busy = {visit.client for visit in now.running}
     started: list[Visit] = []
     arrived: list[Visit] = []
     offline: list[Visit] = []
     idle_since = time
     while len(arrived) < buffer:
         if (free := concurrency - len(queue)) > 0:
-            # A client trains a version of the model at most once; one that left before it was done may start again.
-            busy = {visit.client for _, _, visit in queue} | {visit.client for visit in started if visit.arrives}
             chosen = now.select(free, time, draws, busy)
             draws += bool(chosen)
             for client in chosen:
                 visit = now.visit(client, now.version, time, None)
                 started.append(visit)
+                busy.add(client)
                 heapq.heappush(queue, (visit.end, next(order), visit))
         if queue:
             idle_since = time
@@ -108,6 +108,9 @@ def asynchronous(now: Moment, buffer: int, concurrency: int) -> Window:
         while queue and queue[0][0] == time and len(arrived) < buffer:
             visit = heapq.heappop(queue)[2]
             (arrived if visit.arrives else offline).append(visit)
+            # A client trains a version of the model at most once; one that left before it was done may start again.
+            if not visit.arrives or visit.version < now.version:
+                busy.discard(visit.client)
     running = [visit for _, _, visit in sorted(queue, key=lambda entry: entry[1])]
     return Window(time, started, arrived, running, {"offline": offline}, draws, waits=False)
 
