@@ -6,6 +6,10 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 FEDFA_DATA=/fedfa/data
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY src src
+COPY tools tools
+# The CPU build of torch where pip finds it; --build-arg TORCH_INDEX=ADDRESS names an index that has it.
+ARG TORCH_INDEX=
+RUN python tools/install_torch.py
 
 FROM base AS site
 RUN pip install --constraint constraints.txt '.[data,flower]'

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: bench demo docs test-docs test test-slow test-federation lint types format clean
+.PHONY: bench demo docs notebooks test-docs test-notebooks test test-slow test-federation lint types format clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/fedfa demo
@@ -21,6 +21,15 @@ test-federation: $(VENV)/.ready-test
 # Serves the documentation site and follows changes; http://127.0.0.1:8000
 docs: $(VENV)/.ready-test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
+
+# Runs the notebooks in examples/ and stores what they print and draw.
+notebooks: $(VENV)/.ready-test
+	$(PIP) '.[notebooks]'
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/run_notebooks.py
+
+test-notebooks: $(VENV)/.ready-test
+	$(PIP) '.[notebooks]'
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -q -m "slow or not slow" tests/test_notebooks.py
 
 # Builds the site strictly and checks every link.
 test-docs: $(VENV)/.ready-test
@@ -60,7 +69,7 @@ $(BIN)/python:
 
 $(VENV)/.ready-torch: constraints.txt | $(BIN)/python
 	@echo "Setting up $(VENV); torch first, which takes a minute or two."
-	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python tools/install_torch.py
+	PIP_DISABLE_PIP_VERSION_CHECK=1 TORCH_INDEX="$(TORCH_INDEX)" $(BIN)/python tools/install_torch.py
 	@touch $@
 
 $(VENV)/.ready-demo: pyproject.toml constraints.txt $(VENV)/.ready-torch

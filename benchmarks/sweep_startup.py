@@ -31,9 +31,12 @@ for cell in cells(Path(sys.argv[1]), int(sys.argv[2])):
 SWEEP = """
 import sys
 from pathlib import Path
+from fedfa.experiment.run_processes import RunProcesses
+processes = RunProcesses().prestart()
 from benchmarks.sweep_startup import cells
 from fedfa.experiment.sweep import Comparison
-work = Comparison(cells(Path(sys.argv[1]), int(sys.argv[2])), int(sys.argv[3]), lambda cell, record: None)
+planned = cells(Path(sys.argv[1]), int(sys.argv[2]))
+work = Comparison(planned, int(sys.argv[3]), lambda cell, record: None, processes=processes)
 work.run()
 assert not work.failed, work.failed
 """

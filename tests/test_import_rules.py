@@ -26,11 +26,24 @@ MAY_IMPORT = {
     "stacking": {"learning", "models", "engines.local"},
     "engines": {"learning", "models", "data", "stacking"},
     "protection": {"learning", "models", "data"},
+    "fleet": {"learning"},
+    "channel": {"learning"},
     "diagnostics": {"learning", "models", "data", "engines", "experiment.files"},
-    "experiment": {"algorithms", "learning", "stacking", "models", "data", "engines", "diagnostics", "protection"},
+    "experiment": {
+        "algorithms",
+        "learning",
+        "stacking",
+        "models",
+        "data",
+        "engines",
+        "diagnostics",
+        "fleet",
+        "channel",
+        "protection",
+    },
     "paper": {"experiment", "diagnostics", "protection", "learning", "algorithms", "models", "data", "engines"},
-    "report": {"paper", "experiment", "diagnostics", "protection", "learning", "algorithms", "models", "data"},
-    "flower": {"experiment", "learning", "models", "data", "engines", "protection"},
+    "report": {"fleet", "protection", "paper", "experiment", "diagnostics", "learning", "algorithms", "models", "data"},
+    "flower": {"experiment", "protection", "learning", "models", "data", "engines"},
 }
 """Packages and modules of fedfa that the modules of a package may import, besides those of the package itself and
 single modules at the top. ``cli`` may import everything; nothing imports ``cli``."""

@@ -88,6 +88,9 @@ def test_every_method_has_a_page_with_equations_costs_and_options(site: Path) ->
         for component in method.components:
             for option, field in component.model_fields.items():
                 assert f"algorithm.{component.name}.{field.alias or option}" in text
+        prose = re.sub(r"<(pre|code).*?</\1>|<math.*?</math>", "", text, flags=re.DOTALL)
+        assert not re.search(r"[_^]\{", prose), f"{name}: an equation is not rendered"
+        assert "<p><math" not in text, f"{name}: an equation is a paragraph of its own"
     nova = (site / "methods" / "fednova.html").read_text(encoding="utf-8")
     assert "<msub><mi>τ</mi><mtext>eff</mtext></msub>" in nova
 
@@ -137,5 +140,5 @@ def test_all_equations_of_the_methods_are_well_formed() -> None:
 
 def test_code_in_docstrings_is_no_equation() -> None:
     assert docstrings.inline_markdown("``drop_last`` and w_t") == (
-        "``drop_last`` and <math><msub><mi>w</mi><mi>t</mi></msub></math>"
+        "``drop_last`` and <span><math><msub><mi>w</mi><mi>t</mi></msub></math></span>"
     )

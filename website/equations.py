@@ -19,7 +19,9 @@ _SUFFIX = re.compile(
     rf"(?P<down>[{''.join(_SUBSCRIPTS)}]+)"
 )
 _FUNCTIONS = {"cos", "exp", "log", "max", "mean", "min", "normalise", "sign", "sim", "softmax", "KL"}
-_INLINE = re.compile(rf"(?<![\w`{_GREEK}/])(?P<token>{_LETTER}(?:_(?:{_SCRIPT})|\^(?:{_SCRIPT}))+)(?![\w`(])")
+_INLINE = re.compile(
+    rf"(?<![\w`{_GREEK}/])(?P<token>{_LETTER}(?:_(?:{_SCRIPT})|\^(?:{_SCRIPT}))+)(?![\w`(])|(?P<closed>[)‖]\^(?:{_SCRIPT}))"
+)
 
 
 def display(block: str) -> str:
@@ -43,9 +45,10 @@ def inline(text: str) -> str:
 
     Example:
         >>> inline("drop_last stays, n_i does not")
-        'drop_last stays, <math><msub><mi>n</mi><mi>i</mi></msub></math> does not'
+        'drop_last stays, <span><math><msub><mi>n</mi><mi>i</mi></msub></math></span> does not'
     """
-    return _INLINE.sub(lambda found: f"<math>{math_row(found['token'])}</math>", text)
+    # Markdown takes a line that begins with <math> for a block of its own, but not one that begins with <span>.
+    return _INLINE.sub(lambda found: f"<span><math>{math_row(found[0])}</math></span>", text)
 
 
 def math_row(text: str) -> str:
@@ -80,7 +83,9 @@ def _base(found: re.Match[str]) -> str:
     if found["number"]:
         return f"<mn>{text}</mn>"
     if found["word"]:
-        return f'<mi mathvariant="normal">{text}</mi>' if found[0] in _FUNCTIONS else f"<mtext> {text} </mtext>"
+        return (
+            f'<mi mathvariant="normal">{text}</mi>' if found[0] in _FUNCTIONS else f"<mtext>\u00a0{text}\u00a0</mtext>"
+        )
     if found["letter"]:
         return f"<mi>{text}</mi>"
     return f'<mo stretchy="false">{text}</mo>'

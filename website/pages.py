@@ -230,7 +230,8 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|") or "–"
+    pieces = re.split(r"(`[^`]*`)", " ".join(text.split()))  # in code, a backslash would be shown
+    return "".join(piece if piece.startswith("`") else piece.replace("|", "\\|") for piece in pieces) or "–"
 
 
 def _plain(text: str) -> str:

@@ -48,6 +48,12 @@ def test_an_unknown_method_with_the_arguments_of_a_hook_is_refused_with_all_hook
         define("frobnicate", lambda self, ctx, batch: None)
 
 
+def test_what_changes_is_not_kept_in_a_component() -> None:
+    mine = define("begin", lambda self, ctx: None)()
+    with pytest.raises(AlgorithmError, match=r"mine\.count cannot be assigned: .*ctx\.scratch\['mine'\]"):
+        mine.count = 1
+
+
 def test_helper_methods_are_allowed() -> None:
     assert define("_after_steps", lambda self, ctx, batch: None).name == "mine"
     assert define("distance", lambda self, a, b: a - b).name == "mine"

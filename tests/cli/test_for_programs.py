@@ -50,7 +50,8 @@ def test_the_shell_completes_presets_methods_and_keys() -> None:
 def test_completion_continues_expressions_variants_keys_and_values() -> None:
     assert completion.complete_algorithm("fedprox+fedad")[0][0].startswith("fedprox+fedad")
     assert {word for word, _ in completion.complete_algorithm("fedfa@p")} == {"fedfa@plus", "fedfa@paper"}
-    assert ("local.lr=", "Learning rate of the local SGD.") in completion.complete_assignment("local.l")
+    meaning = next(key.description for key in config_keys() if key.name == "local.lr")
+    assert ("local.lr=", meaning) in completion.complete_assignment("local.l")
     assert "algorithm.anchors.mu=" in [word for word, _ in completion.complete_assignment("algorithm.anchors.m")]
     assert [w for w, _ in completion.complete_assignment("model.buffers=l")] == ["model.buffers=local"]
     assert ("all", "every method that fits") in completion.complete_methods_and_all("a")
@@ -76,7 +77,7 @@ def test_config_lists_type_default_and_meaning(ask: Ask) -> None:  # noqa: F811
     code, out, _ = ask("config", "local")
     assert code == 0
     assert "local.lr = 0.01  (float > 0)" in out
-    assert "Learning rate of the local SGD." in out
+    assert "Learning rate of the local" in out
     assert "rounds" not in out.split("\n")[0]
 
 

@@ -115,7 +115,7 @@ def test_samples_refuse_wrong_shapes() -> None:
     labels = torch.zeros(2, dtype=torch.int64)
     with pytest.raises(DataError, match="N, H, W, C"):
         Samples(torch.zeros(2, 3, dtype=torch.uint8), labels)
-    with pytest.raises(DataError, match="uint8 images or float32"):
+    with pytest.raises(DataError, match="uint16 images, int64 integers or float32"):
         Samples(torch.zeros(2, 3, dtype=torch.float64), labels)
     with pytest.raises(DataError, match="labels must be int64"):
         Samples(torch.zeros(3, 3), labels)

@@ -125,7 +125,7 @@ def test_errors_of_own_data_are_explained(tmp_path: Path) -> None:
         (lambda: dataset_from((x, y), classes=["only one"]), "labels run from 0 to 1"),
         (lambda: dataset_from((x, y), test_fraction=1.5), "between 0 and 1"),
         (lambda: dataset_from(3), "cannot make a data set of int"),
-        (lambda: dataset_from(tmp_path / "x.csv"), r"give an \.npz file or a folder"),
+        (lambda: dataset_from(tmp_path / "x.txt"), r"give an \.npz file or a folder"),
         (lambda: dataset_from(tmp_path), "no class folders"),
         (lambda: dataset_from((np.array(["a"] * 10), y)), "inputs must be numbers"),
     ]

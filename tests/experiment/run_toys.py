@@ -90,5 +90,5 @@ def assert_same_run(a: Path, b: Path) -> None:
 
 FILES = {
     ".lock", "checkpoint.safetensors", "clients", "config.toml", "metrics.jsonl", "model.safetensors", "origin.json",
-    "preprocessing.json", "server.safetensors", "summary.json",
+    "preprocessing.json", "server.safetensors", "split.json", "summary.json",
 }  # fmt: skip

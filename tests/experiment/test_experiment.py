@@ -493,6 +493,11 @@ def test_a_wrong_number_of_rounds(data: Federation, count: Any) -> None:
     assert len(list(found.rounds(cast("int", np.int64(1))))) == 1
 
 
+def test_local_training_is_assigned_as_a_whole(data: Federation) -> None:
+    with pytest.raises(ConfigError, match=r"local\.lr cannot be assigned; .*experiment\.local = fedfa"):
+        experiment(data).local.lr = 0.5  # type: ignore[misc]  # the test is about it
+
+
 def test_a_loop_cannot_be_given_other_local_training(data: Federation) -> None:
     with pytest.raises(ConfigError, match=r"local is \{'lr': 1\}"):
         experiment(data).local = {"lr": 1}  # type: ignore[assignment]  # the test is about it

@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import fedfa
-from fedfa.data import DataSet, Samples
+from fedfa.data import DataSet, Federation, Partition, Samples
 from fedfa.errors import AlgorithmError, ClientError, ConfigError, DataError, ModelError
 from fedfa.experiment.experiment import Experiment
 from fedfa.experiment.files import load_tensors
@@ -317,7 +318,12 @@ def test_unknown_data_names_what_is_known(tmp_path: Path) -> None:
 
 
 def test_metrics_are_json_also_if_no_client_had_a_whole_batch(tmp_path: Path, blobs: DataSet) -> None:
-    run(small(rounds=1, local={"drop_last": True, "batch_size": 1000}), tmp_path / "run", data=blobs)
+    unequal = Federation(blobs, Partition(np.arange(240), np.array([0, 10, 20, 240])))
+    config = small(rounds=6, local={"drop_last": True, "batch_size": 100}, cohort={"clients": 1})
+    result = run(config, tmp_path / "run", data=unequal)
+    assert None in [record["train_loss"] for record in result.metrics]
+    with pytest.raises(ConfigError, match="no client would train"):
+        run(small(rounds=1, local={"drop_last": True, "batch_size": 1000}), tmp_path / "none", data=blobs)
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")

@@ -104,7 +104,7 @@ def test_cells_share_the_cores(
 
     def start(self: Comparison, cell: Cell, cores: int) -> object:
         given.append(cores)
-        process = RunProcess(tmp_path / "log", [sys.executable, "-c", "pass"])
+        process = RunProcess([sys.executable, "-c", "pass"])
         return sweep._Running(cell, process, tmp_path / "log", before=0)
 
     monkeypatch.setattr(sweep, "available_cores", lambda: cores)

@@ -119,7 +119,7 @@ def test_tuning_halves_resumes_and_finds_the_same_winner_after_a_kill(tmp_path: 
 
 
 def _directory(out: Path, number: int) -> Path:
-    return out / "trials" / f"{number + 1:04d}" / "s1"
+    return out / "trials" / f"{number + 1:04d}-s1"
 
 
 def _records(out: Path, number: int) -> list[dict[str, Any]]:

@@ -12,8 +12,10 @@ from torch import nn
 
 from fedfa.data import DataSet, Normalisation, Samples
 from fedfa.errors import ConfigError, DataError
+from fedfa.experiment.config import Config
 from fedfa.flower.config import RunConfig
 from fedfa.flower.messages import SiteEvaluation
+from fedfa.flower.server_app import _check_evaluation
 from fedfa.flower.site import own_test_data, without_data
 from fedfa.flower.site_evaluations import combine
 from fedfa.learning.evaluate import judge
@@ -144,3 +146,28 @@ def test_a_method_is_named_as_on_the_command_line(values: dict[str, Any], varian
 def test_an_invalid_run_config_is_rejected(values: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         RunConfig({"preset": "digits-c2", **values}).check()
+
+
+# -- what only a server with the samples can evaluate -----------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("layer", "client_models", "own_data", "where", "refused"),
+    [
+        ({"evaluation": {"metrics": ["auroc"]}}, False, False, "server", False),
+        ({"evaluation": {"metrics": ["auroc"]}}, False, True, "server", False),
+        ({"evaluation": {"metrics": ["auroc"]}}, False, False, "sites", True),
+        ({"evaluation": {"metrics": ["auroc"]}}, True, False, "server", True),
+        ({"data": {"validation": "server:0.1"}}, False, False, "server", False),
+        ({"data": {"validation": "server:0.1"}}, False, True, "server", True),
+        ({"evaluation": {"clients": "all"}}, False, True, "server", True),
+        ({"evaluation": {"clients": "none"}}, True, True, "sites", False),
+    ],
+)
+def test_metrics_and_validation_are_refused_where_the_server_lacks_the_samples(
+    layer: dict[str, Any], client_models: bool, own_data: bool, where: str, refused: bool
+) -> None:
+    config = Config.resolve(layer)
+    if refused:
+        with pytest.raises(ConfigError, match="leave"):
+            _check_evaluation(config, client_models, own_data, where)
+    else:
+        _check_evaluation(config, client_models, own_data, where)

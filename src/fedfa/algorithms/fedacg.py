@@ -40,6 +40,7 @@ class FedACG(Component):
             **dict.fromkeys(("scaffold", "feddyn", "fednova"), _NEEDS_UPDATE),
             "fedprox": "it has a proximal term of its own; set algorithm.fedacg.beta",
         },
+        late="a late update holds the look-ahead of an older momentum, and would add it a second time",
     )
 
     momentum: float = Field(0.85, ge=0, lt=1)

@@ -50,6 +50,8 @@ class FedDyn(Component):
             "fit no other; leave the server optimiser out",
             "fedprox": "it has a proximal term of its own; set algorithm.feddyn.alpha",
         },
+        exact=("*",),  # h stays the mean of the clients' dual states
+        late="the server's h and the clients' dual states refer to the model of one round, which all of it must share",
     )
 
     alpha: float = Field(0.1, ge=0)

@@ -28,12 +28,14 @@ from fedfa.learning.aggregate import WeightedSum
 from fedfa.learning.component import Traits
 from fedfa.learning.context import ClientContext, ServerStep
 
+_ONE_MODEL = "its step length compares the updates of one model with their mean"
+
 
 class FedExP(FedAvg):
     """FedAvg with an extrapolated server step."""
 
     name = "fedexp"
-    traits = Traits(aggregates=True, shared_model=True, slot="server optimiser")
+    traits = Traits(aggregates=True, shared_model=True, slot="server optimiser", late=_ONE_MODEL)
 
     epsilon: float = Field(0.001, ge=0)
     """ε of the denominator, in units of squared updates."""

@@ -50,6 +50,7 @@ class FedNova(Component):
         shared_model=True,
         sgd_steps=True,
         excludes={"fedprox": "it must know the proximal term to normalise correctly; set algorithm.fednova.mu instead"},
+        stale={"length": "keep"},  # the direction is damped already
     )
 
     mu: float = Field(0.0, ge=0)

@@ -75,6 +75,7 @@ class MatchedAveraging(FedAvg):
         aggregates=True,
         shared_model=True,
         single_contributions=True,
+        late="it matches the clients' networks, which an update to an older model does not give",
         excludes=dict.fromkeys(
             ("anchors", "fedproc", "fedproto", "moon"),
             "it compares features of different models unit by unit, and here the server changes the units' order",

@@ -64,6 +64,8 @@ class Scaffold(Component):
             "fedprox": "the mean of μ (y − x) would enter c_i and work against the proximal term in the next round; "
             "leave out one of the two"
         },
+        stale={"control": "keep", "seen": "keep"},  # c stays the mean of all c_i
+        exact=("control", "seen"),
     )
 
     option: Literal[1, 2] = 2

@@ -40,7 +40,9 @@ from fedfa.cli.completion import (
 )
 from fedfa.cli.dashboard import dashboard
 from fedfa.cli.data import app as data_app
+from fedfa.cli.fleet import app as fleet_app
 from fedfa.cli.flower import app as flower_app
+from fedfa.cli.model import export, predict
 from fedfa.cli.paper import app as paper_app
 from fedfa.cli.report import report
 from fedfa.errors import ConfigError, FedfaError, RunError
@@ -49,11 +51,14 @@ app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
 )
 app.add_typer(data_app, name="data", help="Find, download, check and inspect data sets and their splits.")
+app.add_typer(fleet_app, name="fleet", help="Devices, links and availability of the clients.")
 app.add_typer(flower_app, name="flower", help="Federations between real sites, on Flower.")
 app.add_typer(
     paper_app, name="paper", help="The paper's tables and figures: run what is missing, compare with the paper."
 )
 app.command()(report)
+app.command()(predict)
+app.command()(export)
 app.command()(dashboard)
 
 _show_traceback = False
@@ -255,19 +260,22 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Train several algorithms in one setting or more, and print them side by side. Continues where it stopped."""
-    from fedfa.cli.compare import run_compare
-    from fedfa.experiment.variations import parse_variation, plan_configs
+    from fedfa.experiment.run_processes import RunProcesses
 
-    bases: dict[str, dict[str, Any]] = {}
-    for name in preset or (None,):
-        base, asked = layers_of(file, name, assignments, rounds, data_dir)
-        title = name or (file.stem if file else "")
-        if title in bases:
-            raise typer.BadParameter(f"--preset {title} is given twice; name each once")
-        bases[title] = base
-    planned = plan_configs(bases, asked, [parse_variation(text) for text in vary or []], out)
-    seeds = parse_seeds(seed)
-    run_compare(errors if as_json else console, algorithm or ["all"], seeds, planned, out, jobs, as_json=as_json)
+    with RunProcesses().prestart() as processes:  # it starts while this process imports torch
+        from fedfa.cli.compare import run_compare
+        from fedfa.experiment.variations import parse_variation, plan_configs
+
+        bases: dict[str, dict[str, Any]] = {}
+        for name in preset or (None,):
+            base, asked = layers_of(file, name, assignments, rounds, data_dir)
+            title = name or (file.stem if file else "")
+            if title in bases:
+                raise typer.BadParameter(f"--preset {title} is given twice; name each once")
+            bases[title] = base
+        planned = plan_configs(bases, asked, [parse_variation(text) for text in vary or []], out)
+        shown, methods, seeds = errors if as_json else console, algorithm or ["all"], parse_seeds(seed)
+        run_compare(shown, methods, seeds, planned, out, jobs, processes, as_json=as_json)
 
 
 @app.command()

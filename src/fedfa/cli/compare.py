@@ -14,6 +14,7 @@ from fedfa.cli.progress import RoundsProgress
 from fedfa.errors import AlgorithmError, ConfigError, FedfaError
 
 if TYPE_CHECKING:
+    from fedfa.experiment.run_processes import RunProcesses
     from fedfa.experiment.sweep import Cell
     from fedfa.experiment.variations import Setting
     from fedfa.report.comparison_summary import SettingResults
@@ -26,6 +27,7 @@ def run_compare(
     config: Sequence[Setting],
     out: Path,
     jobs: int | None,
+    processes: RunProcesses,
     *,
     as_json: bool = False,
 ) -> None:
@@ -41,7 +43,7 @@ def run_compare(
     _get_data(console, wanted)
     out.mkdir(parents=True, exist_ok=True)
     with RoundsProgress(console) as progress:
-        work = Comparison(wanted, jobs, progress.watch, count=progress.count)
+        work = Comparison(wanted, jobs, progress.watch, count=progress.count, processes=processes)
         progress.during(work.run)
     results = []
     for setting, (cells, left_out) in zip(config, planned, strict=True):

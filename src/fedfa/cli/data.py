@@ -118,17 +118,23 @@ def show(
         Path | None, typer.Option(help="Also plot it, to a file that ends in .png, .svg or .pdf.")
     ] = None,
     style: Annotated[str, typer.Option(help="Style of the picture: bubbles, heat or auto.")] = "auto",
+    label: Annotated[str | None, typer.Option(help="Column of the labels of your own table.")] = None,
+    inputs: Annotated[str | None, typer.Option(help="Its input columns, separated by commas; default: all.")] = None,
+    client_column: Annotated[str | None, typer.Option(help="Column that names the clients.")] = None,
+    domain_column: Annotated[str | None, typer.Option(help="Column that names the domains.")] = None,
     source: Source = None,
     data_dir: DataDir = None,
     offline: Offline = False,
 ) -> None:
     """Show a data set and a split of it: a table and, on request, a picture."""
-    from fedfa.data import load, parse_partition, partition_text
+    from fedfa.data import Columns, load, parse_partition, partition_text
     from fedfa.report.partition_picture import contact_sheet, partition_picture
 
+    partition = partition or ("natural" if client_column else None)
     spec = None if partition is None else parse_partition(partition)
+    columns = Columns(label, tuple(inputs.split(",")) if inputs else None, client_column, domain_column)
     with _downloads() as progress:
-        dataset = load(name, data_dir=data_dir, offline=offline, source=source, progress=progress)
+        dataset = load(name, data_dir=data_dir, offline=offline, source=source, columns=columns, progress=progress)
     _describe(dataset, None)
     if spec is None:
         if picture is not None:
@@ -199,7 +205,7 @@ def _table(federation: Federation, rows: int) -> Table:
     for number in range(shown):
         client = federation.client(number)
         counts = client.label_counts.tolist()
-        row: list[str | Text] = [str(number)]
+        row: list[str | Text] = [federation.names[number] if federation.names else str(number)]
         if dataset.domains and dataset.train.domains is not None:
             held = sorted(set(dataset.train.domains[client.positions].tolist()))
             row.append(", ".join(dataset.domains[domain] for domain in held))

@@ -1,7 +1,9 @@
 """Data sets, their partitions over clients, and the training loop's view of them."""
 
+from fedfa.data.augmentation import AUGMENTATIONS, Augmentation
 from fedfa.data.federation import ClientSamples, Federation, FederationOrigin, SplitSummary
 from fedfa.data.loading import known_names, load
+from fedfa.data.own_clients import federation_from
 from fedfa.data.partitions.assignment import Partition
 from fedfa.data.partitions.rules import number_of_clients, partition
 from fedfa.data.partitions.specs import (
@@ -18,14 +20,18 @@ from fedfa.data.partitions.specs import (
     partition_text,
 )
 from fedfa.data.preprocessing import NORMALISATIONS, Normalisation, Preprocessing
-from fedfa.data.samples import DataOrigin, DataSet, Samples
+from fedfa.data.samples import Columns, DataOrigin, DataSet, Samples
+from fedfa.data.standardisation import Standardise
 from fedfa.data.user_data import dataset_from
 
 __all__ = [
+    "AUGMENTATIONS",
     "NORMALISATIONS",
     "AnyPartition",
+    "Augmentation",
     "Classes",
     "ClientSamples",
+    "Columns",
     "DataOrigin",
     "DataSet",
     "Dirichlet",
@@ -42,7 +48,9 @@ __all__ = [
     "Samples",
     "Shards",
     "SplitSummary",
+    "Standardise",
     "dataset_from",
+    "federation_from",
     "known_names",
     "load",
     "number_of_clients",

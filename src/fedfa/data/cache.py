@@ -98,7 +98,7 @@ def write(raw: RawDataSet, name: str, directory: Path, manifest: Mapping[str, ob
             "name": name,
             "form": FORM,
             "fingerprint": raw.fingerprint(digests),
-            "normalisation": statistics(raw.train.inputs).to_dict(),
+            "normalisation": manifest.get("normalisation") or statistics(raw.train.inputs).to_dict(),
             "arrays": arrays,
         }
         _write_json(building / "manifest.json", complete)
@@ -135,6 +135,8 @@ def open_cached(directory: Path, name: str) -> DataSet:
         name=name,
         train=samples("train"),
         test=samples("test"),
+        validation=samples("validation") if "validation.inputs" in mapped else None,
+        owners=tuple(manifest.get("owners", ())),
         classes=tuple(manifest["classes"]),
         domains=tuple(manifest.get("domains", ())),
         normalisation=Normalisation.from_dict(manifest["normalisation"]),
@@ -144,19 +146,21 @@ def open_cached(directory: Path, name: str) -> DataSet:
 
 
 def statistics(inputs: Array) -> Normalisation:
-    """Mean and standard deviation per channel, exactly, from the counts of the 256 values; empty for other data."""
-    if inputs.dtype != np.uint8:
+    """Mean and standard deviation per channel of images, exactly, from counts of the values; empty for other data."""
+    if inputs.dtype not in (np.uint8, np.uint16):
         return Normalisation()
-    values = np.arange(256) / 255
+    peak = int(np.iinfo(inputs.dtype).max)
+    values = np.arange(peak + 1) / peak
+    digits = 6 if peak == 255 else 12  # 16-bit images often use a small part of their range
     means, deviations = [], []
     for channel in range(inputs.shape[-1]):
-        counts = np.zeros(256, dtype=np.int64)
+        counts = np.zeros(peak + 1, dtype=np.int64)
         for start in range(0, len(inputs), 4096):
-            counts += np.bincount(inputs[start : start + 4096, ..., channel].ravel(), minlength=256)
+            counts += np.bincount(inputs[start : start + 4096, ..., channel].ravel(), minlength=peak + 1)
         mean = float((counts * values).sum() / counts.sum())
-        means.append(round(mean, 6))
+        means.append(round(mean, digits))
         deviation = float(np.sqrt((counts * (values - mean) ** 2).sum() / counts.sum()))
-        deviations.append(round(deviation, 6) or 1.0)  # a constant channel is only shifted
+        deviations.append(round(deviation, digits) or 1.0)  # a constant channel is only shifted
     return Normalisation(tuple(means), tuple(deviations))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from fedfa.data import cache
 from fedfa.data.definition import DataSetDefinition, FilesNotFoundError, Progress, Unavailable, no_progress
 from fedfa.data.raw import RawDataSet
-from fedfa.data.samples import DataOrigin, DataSet
+from fedfa.data.samples import Columns, DataOrigin, DataSet
 from fedfa.data.sets import DEFINITIONS
 from fedfa.data.user_data import from_path
 from fedfa.error_messages import nearest
@@ -31,6 +31,7 @@ def load(
     source: Path | None = None,
     again: bool = False,
     unverified: bool = False,
+    columns: Columns = Columns(),  # noqa: B008 - frozen
     progress: Progress = no_progress,
 ) -> DataSet:
     """Load a data set by name, or the user's own from a path.
@@ -39,12 +40,14 @@ def load(
     converts it; later calls open it from the cache.
 
     Args:
-        name: A name from :func:`known_names`, or the path of an ``.npz`` file or of a folder of class folders.
+        name: A name from :func:`known_names`, or the path of an ``.npz`` file, of a table (``.csv``, ``.parquet``) or
+            of a folder of class folders.
         data_dir: Data directory; default: the environment variable ``FEDFA_DATA``, else ``~/.cache/fedfa``.
         offline: Make no network call.
         source: Read the set's files from this folder only.
         again: Obtain it anew even if it is cached.
         unverified: Accept unknown content; the manifest records it.
+        columns: Which columns of a table are what.
         progress: Called during downloads.
 
     Raises:
@@ -57,6 +60,9 @@ def load(
     directory = cache.data_directory(data_dir)
     origin = DataOrigin(name, data_dir=None if data_dir is None else str(directory.absolute()))
     if name in DEFINITIONS:
+        if given := columns.given():
+            key, value = next(iter(given.items()))
+            raise DataError(f"{key} = {value!r} names a column of your own table; {name} is a known data set")
         search = _Search(directory, offline, source, unverified, progress)
         return search.open(DEFINITIONS[name], again=again).with_origin(origin)
     path = Path(name).expanduser()
@@ -64,11 +70,12 @@ def load(
         raise DataError(
             f"{name!r} is neither a known data set nor a path that exists{nearest(name, DEFINITIONS)}. Known are: "
             f"{', '.join(DEFINITIONS)}. "
-            "A path names an .npz file or a folder of class folders."
+            "A path names an .npz file, a table (.csv, .parquet) or a folder of class folders."
         )
     if source is not None:
         raise DataError(f"{name!r} is no known data set; your own file or folder is read directly, without --from")
-    return from_path(path.resolve(), directory, again=again).with_origin(replace(origin, name=str(path.resolve())))
+    dataset = from_path(path.resolve(), directory, columns=columns, again=again)
+    return dataset.with_origin(replace(origin, name=str(path.resolve()), columns=columns))
 
 
 def known_names() -> tuple[str, ...]:

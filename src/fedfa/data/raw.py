@@ -22,9 +22,20 @@ def to_numpy(values: Any) -> Array:
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
 
 
+def whole_number(value: Any, what: str) -> int:
+    """A number that is not negative.
+
+    Raises:
+        DataError: It is anything else.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
+        raise DataError(f"{what} = {value!r}: give a whole number, 0 or more")
+    return int(value)
+
+
 @dataclass
 class RawSamples:
-    """Inputs ``uint8 [N, H, W, C]`` or ``float32 [N, …]``, labels and, where known, domains and writers."""
+    """Inputs as in :class:`~fedfa.data.Samples`, labels and, where known, domains and writers."""
 
     inputs: Array
     labels: Array
@@ -32,7 +43,7 @@ class RawSamples:
     writers: Array | None = None
 
     def __post_init__(self) -> None:
-        if self.inputs.dtype == np.uint8 and self.inputs.ndim == 3:
+        if self.inputs.dtype in (np.uint8, np.uint16) and self.inputs.ndim == 3:
             self.inputs = self.inputs[..., None]  # add the channel axis of grey images
         self.inputs = np.ascontiguousarray(self.inputs)
         for name in ("labels", "domains", "writers"):
@@ -68,6 +79,7 @@ class RawDataSet:
 
     train: RawSamples
     test: RawSamples
+    validation: RawSamples | None = field(default=None, kw_only=True)
     files: dict[str, str] = field(default_factory=dict)
     """The file that an array came from, for error messages: ``{"train.inputs": "train-images.gz"}``, or ``{"train":
     "train.mat"}`` where one file holds all arrays."""
@@ -80,9 +92,15 @@ class RawDataSet:
 
     def named(self) -> Iterator[tuple[str, Array]]:
         """All arrays, as ``train.inputs``, ``train.labels`` and so on."""
-        for part, samples in (("train", self.train), ("test", self.test)):
+        for part, samples in self.parts():
             for name, values in samples.named():
                 yield f"{part}.{name}", values
+
+    def parts(self) -> Iterator[tuple[str, RawSamples]]:
+        """The parts that are there, with their names."""
+        yield from (("train", self.train), ("test", self.test))
+        if self.validation is not None:
+            yield "validation", self.validation
 
     def file_of(self, array: str) -> str:
         """The file that an array came from, else the array's name."""
@@ -90,7 +108,7 @@ class RawDataSet:
 
     def check_shapes(self, num_classes: int) -> None:
         """Refuse arrays that do not fit each other, naming the file."""
-        for part, samples in (("train", self.train), ("test", self.test)):
+        for part, samples in self.parts():
             inputs = self.file_of(f"{part}.inputs")
             if len(samples.inputs) == 0:
                 raise DataError(f"{inputs}: holds no samples")

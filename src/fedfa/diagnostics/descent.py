@@ -32,7 +32,7 @@ from fedfa.diagnostics.theory import single_step
 from fedfa.engines.engine import Engine
 from fedfa.errors import FedfaError
 from fedfa.learning.aggregate import Aggregate, WeightedSum
-from fedfa.learning.component import Component
+from fedfa.learning.component import Component, Traits
 from fedfa.learning.context import Batch, ClientContext, LocalTraining
 from fedfa.learning.round import ServerState, Training
 from fedfa.learning.tensors import ComponentTensors, Tensors
@@ -45,6 +45,7 @@ class Descent(Component):
     """Records the gradients of a client's steps; does not affect training."""
 
     name = "descent"
+    traits = Traits(exact=("*",))
 
     def gradient(self, ctx: ClientContext, batch: Batch) -> None:
         """Add up this step's gradient, its square, and the largest square."""

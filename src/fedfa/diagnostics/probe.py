@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from fedfa.data import DataSet
+from fedfa.errors import ConfigError
 from fedfa.learning.aggregate import WeightedSum
-from fedfa.learning.component import Component
+from fedfa.learning.component import Component, Traits
 from fedfa.learning.context import ClientContext
 from fedfa.learning.random import stream
 from fedfa.learning.tensors import first_non_finite
@@ -46,12 +47,14 @@ class Probe:
             seed: Seed of the data split, so that compared algorithms and training seeds share one probe.
         """
         test = dataset.test
+        if test.inputs.dtype == torch.int8:
+            raise ConfigError("diagnostics probe inputs of one tensor; these have several: set diagnostics.every = 0")
         several = test.domains is not None and len(dataset.domains) > 1
         domains = test.domains if several else None
         positions = torch.from_numpy(balanced_subset(test.labels.numpy(), domains, samples, seed))
         return cls(
             # Contiguous, as clients receive it from every engine: the memory order affects rounding.
-            dataset.normalisation.batch(test.inputs[positions]).contiguous(),
+            dataset.normalisation.batch(test.subset(positions).inputs).contiguous(),
             test.labels[positions],
             None if domains is None else domains[positions],
             positions,
@@ -93,6 +96,7 @@ class ClientProbe(Component):
     """Responds to the observer's request; does not affect training."""
 
     name = "diagnostics"
+    traits = Traits(exact=("*",))
 
     def contribute(self, ctx: ClientContext) -> Mapping[str, WeightedSum]:
         """Return the response; nothing if the client is not in the request or its features are not finite."""

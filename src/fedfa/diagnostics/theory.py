@@ -38,7 +38,7 @@ from fedfa.engines.engine import Engine
 from fedfa.errors import FedfaError
 from fedfa.learning.aggregate import WeightedSum
 from fedfa.learning.client import RoundPlan
-from fedfa.learning.component import Component
+from fedfa.learning.component import Component, Traits
 from fedfa.learning.context import Batch, ClientContext, LocalTraining
 from fedfa.learning.tensors import ComponentTensors, Tensors
 
@@ -50,6 +50,7 @@ class Lemmas(Component):
     """Records the predictions of the lemmas and the actual changes; does not affect training."""
 
     name = "lemmas"
+    traits = Traits(exact=("*",))
 
     def begin(self, ctx: ClientContext) -> None:
         """Start without predictions."""

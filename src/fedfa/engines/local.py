@@ -120,7 +120,7 @@ class LocalEngine:
             self.model,
             test.inputs[first:last],
             test.labels[first:last],
-            self.federation.dataset.normalisation.batch,
+            self.federation.normalisation_of(client).batch,
             score=self.score(broadcast),
             batch_size=self.evaluation_batch,
             device=self.device,

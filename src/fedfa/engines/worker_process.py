@@ -134,12 +134,17 @@ def execute(
 def encode_plan(plan: RoundPlan) -> tuple[Message, Tree]:
     """Encode what all clients of a round share."""
     values = {"round": plan.round, "seed": plan.seed, "rounds": plan.rounds, "final_pass": plan.final_pass}
-    return {**values, "local": plan.local.model_dump()}, {"model": plan.model, "broadcast": plan.broadcast}
+    # JSON has no integer keys.
+    return {**values, "local": plan.local.model_dump(), "steps": list(plan.steps.items())}, {
+        "model": plan.model,
+        "broadcast": plan.broadcast,
+    }
 
 
 def decode_plan(values: Message, tensors: dict[str, Any]) -> RoundPlan:
     """The inverse of :func:`encode_plan`."""
-    return RoundPlan(**{**values, "local": LocalTraining(**values["local"])}, **tensors)
+    local, steps = LocalTraining(**values["local"]), dict(values["steps"])
+    return RoundPlan(**{**values, "local": local, "steps": steps}, **tensors)
 
 
 def encode_result(result: ClientResult) -> tuple[Message, Tree]:

@@ -29,8 +29,9 @@ from fedfa.learning.random import torch_stream
 from fedfa.learning.round import ServerState, Training
 from fedfa.models.reference import network_reference
 from fedfa.models.split import SplitModel
-from fedfa.models.zoo import build_model
+from fedfa.models.zoo import MODELS, build_model
 from fedfa.stacking.choice import choose_execution
+from fedfa.trees import NetworkInput, describe
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,8 @@ def load_dataset(config: Config) -> DataSet:
             "fedfa.load(path, data=…) or fedfa.run(config, path, resume=True, data=…)"
         )
     directory = Path(config.data.dir).expanduser() if config.data.dir else None
-    dataset = load(config.data.name, data_dir=directory, offline=config.data.offline)
+    columns = config.data.columns
+    dataset = load(config.data.name, data_dir=directory, offline=config.data.offline, columns=columns)
     return dataset.normalised(config.data.normalise)
 
 
@@ -68,9 +70,11 @@ def build_federation(config: Config, data: DataSource | None, validation: Any = 
             data = load_dataset(config)
         dataset = data if isinstance(data, DataSet) else dataset_from(data)
         federation = dataset.split(config.data.partition, config.data.clients, config.data.seed)
-    if config.data.validation is None:
-        return federation
-    return hold_out(federation, config.data.validation, config.data.seed, validation)
+    if config.data.validation is not None:
+        federation = hold_out(federation, config.data.validation, config.data.seed, validation)
+    if federation.standardise == "none" and len(federation.partition.order):  # a server of sites with own data has none
+        federation = federation.standardised(config.data.standardise)
+    return federation.augmented(config.data.augment) if federation.augmentation is None else federation
 
 
 def with_own(config: Config, model: ModelSource | None, data: DataSource | None) -> Config:
@@ -86,10 +90,15 @@ def with_own(config: Config, model: ModelSource | None, data: DataSource | None)
         values: dict[str, Any] = {"name": OWN}
         if isinstance(data, Federation):
             values["clients"] = len(data)
+            values |= {"standardise": data.standardise} if data.standardise != "none" else {}
             if (origin := data.origin) is not None:
                 values = {
                     "name": origin.name, "normalise": origin.normalisation, "partition": origin.partition,
                     "clients": origin.clients, "seed": origin.seed, "dir": origin.data_dir or config.data.dir,
+                    "standardise": config.data.standardise if origin.standardise == "none" else origin.standardise,
+                    "augment": config.data.augment if origin.augment == "none" else origin.augment,
+                    "label": origin.columns.label, "inputs": origin.columns.inputs,
+                    "client_column": origin.columns.clients, "domain_column": origin.columns.domains,
                 }  # fmt: skip
         changed["data"] = config.data.model_copy(update=values)
     return config.model_copy(update=changed)
@@ -107,7 +116,7 @@ def evaluation_layer(metrics: Sequence[str | Function], validation: Any) -> dict
     return layer
 
 
-def build_network(config: Config, example: Tensor, classes: int, model: ModelSource | None) -> SplitModel:
+def build_network(config: Config, example: NetworkInput, classes: int, model: ModelSource | None) -> SplitModel:
     """The network with its initial weights, split into features and classifier, and checked on an example input."""
     with torch_stream(config.seed, "model"):
         if isinstance(model, nn.Module):
@@ -123,8 +132,14 @@ def build_network(config: Config, example: Tensor, classes: int, model: ModelSou
                 "the network of this run was given in Python and is not named in its config; give it again: "
                 "fedfa.load(path, model=…) or fedfa.run(config, path, resume=True, model=…)"
             )
+        elif config.model.name in MODELS and not (isinstance(example, Tensor) and example.is_floating_point()):
+            raise ModelError(
+                f"the network {config.model.name!r} of fedfa reads one tensor of numbers, not {describe(example)}; "
+                "give numbers as floats (x.astype('float32')), or a network of your own that reads these inputs"
+            )
         else:
-            module = build_model(config.model.name, example.shape[1:], classes, dict(config.model.options))
+            shape = example.shape[1:] if isinstance(example, Tensor) else ()
+            module = build_model(config.model.name, shape, classes, dict(config.model.options))
     if not isinstance(module, nn.Module):
         raise ModelError(f"model returned {type(module).__name__}; give an nn.Module, or a function that returns one")
     network = SplitModel.of(module, config.model.head, example)

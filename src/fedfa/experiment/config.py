@@ -18,12 +18,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic.config import JsonDict
 
 from fedfa.algorithms.registry import build_algorithm, build_components, option_names
-from fedfa.data import PartitionSpec, number_of_clients, parse_partition
+from fedfa.channel.config import ChannelConfig
+from fedfa.data import Columns, PartitionSpec, Standardise, number_of_clients, parse_partition
 from fedfa.data.validation import parse_validation
 from fedfa.diagnostics.observer import LAST_ROUND
 from fedfa.error_messages import nearest, validation_message
 from fedfa.errors import ConfigError, DataError
 from fedfa.experiment.layers import DEFAULT_ALGORITHM, stack
+from fedfa.fleet.config import FleetConfig
 from fedfa.learning.algorithm import Algorithm
 from fedfa.learning.cohort import Selection
 from fedfa.learning.context import LocalTraining
@@ -50,7 +52,7 @@ class DataConfig(Section):
     """Which data, and how they are spread over the clients."""
 
     name: str = "fashion-mnist"
-    """A data set of fedfa, or the path of your own (.npz, class folders)."""
+    """A data set of fedfa, or the path of your own (.npz, .csv, .parquet, class folders)."""
     clients: int | None = Field(None, ge=1)
     """Number of clients; left out: 100, or as many as the data have with ``partition = "natural"``."""
     partition: PartitionSpec = Field(default_factory=lambda: parse_partition("shards:2"))
@@ -59,6 +61,19 @@ class DataConfig(Section):
     """Seed of the split; the training has its own."""
     normalise: Literal["dataset", "authors"] = "dataset"
     """Input statistics: the data set's own, or those of the paper's published code."""
+    standardise: Standardise = "none"
+    """Float inputs with mean 0 and deviation 1, fitted on training samples: of all clients, or of each client by
+    itself; test samples then use those of all."""
+    augment: Literal["none", "crop-flip"] = "none"
+    """Random changes of training batches: a crop of the image padded by 4 pixels and a flip, as usual for CIFAR."""
+    label: str | None = None
+    """Column of the labels in your own table; left out, the one named label, target, class or y."""
+    inputs: tuple[str, ...] | None = None
+    """Columns of the inputs; left out, all others."""
+    client_column: str | None = None
+    """Column that names the client of each sample; with ``partition = "natural"`` each of them is a client."""
+    domain_column: str | None = None
+    """Column that names the domain of each sample."""
     validation: str | None = None
     """Samples for choosing (best round, early stopping, tuning): ``"server:0.1"`` or ``"clients:0.1"`` hold out a share
     of the training samples at the server or on each client, a path names a set of your own; left out, there are none
@@ -67,6 +82,20 @@ class DataConfig(Section):
     """Data directory; left out: FEDFA_DATA, else the user's cache."""
     offline: bool = Field(False, json_schema_extra=_NO_EFFECT)
     """Never use the network."""
+
+    @property
+    def columns(self) -> Columns:
+        """Which columns of a table are what."""
+        return Columns(self.label, self.inputs, self.client_column, self.domain_column)
+
+    @model_validator(mode="after")
+    def _clients_are_used(self) -> DataConfig:
+        if self.client_column is not None and self.partition.kind != "natural":
+            raise ValueError(
+                f'data.client_column = {self.client_column!r} names the clients: set data.partition = "natural" '
+                f"(now {self.partition.kind})"
+            )
+        return self
 
     @property
     def number_of_clients(self) -> int | None:
@@ -265,6 +294,8 @@ class Config(Section):
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     cohort: CohortConfig = Field(default_factory=CohortConfig)
     local: LocalTraining = Field(default_factory=LocalTraining)
+    fleet: FleetConfig = Field(default_factory=FleetConfig)
+    channel: ChannelConfig = Field(default_factory=ChannelConfig)
     aggregation: AggregationConfig = Field(default_factory=AggregationConfig)
     attack: AttackConfig = Field(default_factory=AttackConfig)
     privacy: PrivacyConfig = Field(default_factory=PrivacyConfig)

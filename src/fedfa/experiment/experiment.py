@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedfa.algorithms.registry import expression_of
+from fedfa.channel.channel import Channel
 from fedfa.data import Federation
 from fedfa.data.preprocessing import Preprocessing
 from fedfa.diagnostics.observer import Observation, Observer, Schedule
@@ -36,10 +37,14 @@ from fedfa.experiment.build import (
 from fedfa.experiment.choosing import Choice
 from fedfa.experiment.config import Config
 from fedfa.experiment.evaluating import evaluate_round, own_model
+from fedfa.experiment.health import check_work, warn_of_round
 from fedfa.experiment.layers import expression_and_variant
 from fedfa.experiment.progress import show_progress
 from fedfa.experiment.protected import budget_of, protected, protections, with_attackers
 from fedfa.experiment.record import RoundRecord, evaluation_values
+from fedfa.fleet.clock import Clock
+from fedfa.fleet.devices import build_fleet
+from fedfa.fleet.selection import Selector
 from fedfa.learning.algorithm import Algorithm
 from fedfa.learning.cohort import choose_cohort
 from fedfa.learning.component import Component
@@ -50,6 +55,7 @@ from fedfa.learning.metrics import Function, Metric, metric, name_of
 from fedfa.learning.round import ClientStates, ClientStatesInMemory, RoundStatistics, ServerState, Training
 from fedfa.learning.tensors import Tensors
 from fedfa.protection.accounting import Budget
+from fedfa.trees import NetworkInput, pieces_of, to_device
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +150,8 @@ class Experiment:
         own = None if isinstance(validation, str) else validation
         self._setup(config, None if isinstance(model, str) else model, data, callbacks, metrics, own)
         self._rounds_are_planned = planned_rounds is not None
-        _ = self.state, self.cohort(0)  # whatever does not fit together is reported now, not in the first round
+        # Whatever does not fit together is reported now, not in the first round.
+        _ = self.state, self.cohort(0), self.clock
 
     @classmethod
     def from_config(
@@ -172,7 +179,7 @@ class Experiment:
         experiment = cls.__new__(cls)
         experiment._setup(config, model, data, callbacks, metrics, validation)
         experiment._extra = list(extra)
-        _ = experiment.training  # what can fail for a wrong config fails now, not in the first round
+        _ = experiment.training, experiment.clock  # what can fail for a wrong config fails now, not in the first round
         return experiment
 
     def _setup(
@@ -189,7 +196,7 @@ class Experiment:
         self._validation_source = validation
         self.choice = Choice(self)
         self._tested: dict[str, Any] | None = None
-        if callable(callbacks) or not all(map(callable, callbacks)):
+        if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
             raise ConfigError(f"callbacks is {callbacks!r}; give a list of functions of (experiment, record)")
         self.callbacks = list(callbacks)
         self.records: list[RoundRecord] = []
@@ -201,7 +208,7 @@ class Experiment:
         self._final_state: ServerState | None = None
         self.client_states: ClientStates = ClientStatesInMemory()
         self._known_preprocessing: Preprocessing | None = None
-        self._stopped = self._training_now = False
+        self._stopped = self._training_now = self._warned = False
         self._rounds_are_planned = True
         self._extra: list[Component] = []
 
@@ -261,7 +268,7 @@ class Experiment:
     def preprocessing(self) -> Preprocessing:
         """How raw inputs become what the network reads, and the names of the classes."""
         if self._known_preprocessing is None:
-            self._known_preprocessing = self.federation.dataset.preprocessing()
+            self._known_preprocessing = self.federation.preprocessing()
         return self._known_preprocessing
 
     @cached_property
@@ -274,12 +281,13 @@ class Experiment:
         clients = 1 if self.algorithm.pools_data else self._number_of_clients
         task = Task(network, classes, clients, config.rounds, config.local.in_round(0, config.rounds))
         task = self.algorithm.with_roles(task, local_buffers=config.model.buffers == "local")
-        return Training(self.algorithm, task, config.seed)
+        training = Training(self.algorithm, task, config.seed)
+        return replace(training, channel=Channel(config.channel, training)) if config.channel.on else training
 
-    def _example(self) -> Tensor:
+    def _example(self) -> NetworkInput:
         """A small batch as the network reads it; of zeros where the data are not loaded."""
         if self._known_preprocessing is not None and "federation" not in vars(self):
-            return torch.zeros(2, *self._known_preprocessing.input_shape)
+            return self._known_preprocessing.example()
         dataset = self.federation.dataset
         return dataset.normalisation.batch(dataset.train.inputs[:2])
 
@@ -287,6 +295,23 @@ class Experiment:
     def _number_of_clients(self) -> int:
         known = self.config.data.clients if "federation" not in vars(self) else None
         return known or len(self.federation)
+
+    @cached_property
+    def clock(self) -> Clock | None:
+        """The clock, where the config names devices."""
+        config, cohort, partition = self.config.fleet, self.config.cohort, self.federation.partition
+        if not config.on:
+            return None
+        if config.may_be_stale and self.config.diagnostics.on:
+            raise ConfigError(
+                f'diagnostics compare clients of one round, but with fleet.policy = "{config.policy}" contributions '
+                "of several arrive together; set diagnostics.every = 0 and diagnostics.features = []"
+            )
+        fleet = build_fleet(config, len(self.federation))
+        selector = Selector(partition.sizes, partition.holders, cohort.selection, self.config.seed, fleet.availability)
+        clock = Clock(config, fleet, selector, cohort.count(len(self.federation)))
+        clock.check(self.training)
+        return clock
 
     @property
     def task(self) -> Task:
@@ -316,7 +341,8 @@ class Experiment:
         """Fingerprints of what a result depends on besides the config."""
         own = self.federation.validation
         mark = {} if own is None or own.drawn else {"validation": own.fingerprint}
-        return {**origin_of(self.config, self.federation.dataset, self.task.model), **mark}
+        fleet = {} if self.clock is None else {"fleet": self.clock.fleet.fingerprint}
+        return {**origin_of(self.config, self.federation.dataset, self.task.model), **mark, **fleet}
 
     # -- state ------------------------------------------------------------------------------------------------
     @property
@@ -384,6 +410,7 @@ class Experiment:
     def _rounds(self, last: int) -> Iterator[RoundRecord]:
         if self._training_now:
             raise RunError("this experiment is training a round; start further rounds after it, not in a callback")
+        check_work(self.config.local, self.federation)
         self._stopped, observer = False, self.observer()
         with single_thread():
             engine = self.engine()
@@ -435,10 +462,17 @@ class Experiment:
         if self.algorithm.pools_data:  # one site with all data does the work of this round's cohort
             steps = sum(local.steps_on(int(self.sizes[client])) for client in cohort)
             local, cohort = local.model_copy(update={"steps": steps}), [0]
-        state, statistics = self.training.apply(
-            before, cohort, local, engine.train, self.client_states, observer=observer
-        )
+        on_clock: dict[str, Any] = {}
+        if self.clock is None:
+            state, statistics = self.training.apply(
+                before, cohort, local, self.training.carried(engine.train), self.client_states, observer=observer
+            )
+        else:
+            state, statistics, on_clock = self.clock.round(
+                self.training, before, local, engine.train, self.client_states, observer
+            )
         self._state, self._final_state, self._tested = state, None, None
+        self._warned = warn_of_round(statistics, self.preprocessing.classes, self._warned)
         spent: dict[str, Any] = {}
         if self.budget is not None or self.config.privacy.masks:
             statistics = replace(statistics, train_loss=None)  # of single clients' data, and not accounted
@@ -448,12 +482,13 @@ class Experiment:
             self.records.pop()
         ends = state.round == last or (self.budget is not None and not self.budget.allows(state.round + 1))
         due = state.round % self.config.evaluation.every == 0 or ends
+        due = due and bool(statistics.clients or not self.is_personal)  # on a clock nobody may have arrived
         evaluation = evaluation_values(None)
         if due:
             evaluation = evaluate_round(self, engine, state, statistics.clients, self.evaluated_on)
             self.choice.consider(state, evaluation)
         self.observation = None if observer is None else observer.observe(before, state)
-        return self._record(state.round, evaluation, statistics, engine, **spent)
+        return self._record(state.round, evaluation, statistics, engine, **on_clock, **spent)
 
     def _final_pass(self, engine: Engine) -> RoundRecord:
         """Every client that holds data contributes once more, and the server step of the final pass follows.
@@ -468,7 +503,8 @@ class Experiment:
         self._final_state = state
         evaluation = evaluate_round(self, engine, state, statistics.clients, self.evaluated_on)
         self.choice.consider(state, evaluation)
-        return self._record(state.round + 1, evaluation, statistics, engine, final_pass=True)
+        on_clock = {} if self.clock is None else self.clock.final_pass(self.state, statistics)
+        return self._record(state.round + 1, evaluation, statistics, engine, final_pass=True, **on_clock)
 
     def _record(
         self, round: int, evaluation: Mapping[str, Any], measured: RoundStatistics, engine: Engine, **more: Any
@@ -585,7 +621,8 @@ class Experiment:
         """Predict the classes of raw inputs, preprocessed as the training data were.
 
         Args:
-            inputs: Pictures as uint8 arrays, or other inputs as float arrays; one or many.
+            inputs: Pictures as arrays of 8 or 16 bits, tokens as integers, other inputs as float arrays, or a
+                dictionary or tuple of these, as in training; one or many.
             client: Whose model, for algorithms in which clients keep tensors of their own.
             scores: Return the scores ``[N, C]`` instead of the class numbers ``[N]``.
         """
@@ -596,8 +633,9 @@ class Experiment:
         network.module.eval()
         found = []
         with torch.inference_mode():
-            for batch in torch.split(self.preprocessing.apply(inputs), self.config.evaluation.batch_size):
-                features, logits = network(batch.to(device))
+            prepared, size = self.preprocessing.apply(inputs, client), self.config.evaluation.batch_size
+            for batch in pieces_of(prepared, lambda each: each.split(size)):
+                features, logits = network(to_device(batch, device))
                 found.append((logits if score is None else score(features, logits)).cpu())
         network.outputs = {}
         values = torch.cat(found).clone()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 from fedfa.experiment.record import RoundRecord
 
@@ -15,7 +16,8 @@ def show_progress(records: Iterator[RoundRecord], total: int, title: str, asked:
 
 def _is_interactive() -> bool:
     """Whether the output is a terminal or a notebook; not while tests or scripts write to files."""
-    return "ipykernel" in sys.modules or (hasattr(sys, "ps1") and sys.stderr.isatty())
+    notebook = "ipykernel" in sys.modules and find_spec("ipywidgets") is not None  # else rich warns instead of drawing
+    return notebook or (hasattr(sys, "ps1") and sys.stderr.isatty())
 
 
 def _with_bar(records: Iterator[RoundRecord], total: int, title: str) -> Iterator[RoundRecord]:

@@ -120,8 +120,8 @@ class RunDirectory:
         """
         if self.holds_run() and not overwrite:
             raise RunError(
-                f"{self.path} holds a run already; continue it with --resume (fedfa.run: resume=True), replace it with "
-                "overwrite=True, or choose another directory"
+                f"{self.path} holds a run already; choose another directory, continue it with --resume (in Python "
+                "resume=True), or in Python replace it with overwrite=True"
             )
 
     def take_over(self, other: Path, *, overwrite: bool) -> None:

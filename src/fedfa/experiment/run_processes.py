@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,16 +23,15 @@ class RunProcess:
     """A process that runs commands of ``fedfa``, one after the other; see :mod:`fedfa.cli.child`.
 
     Args:
-        log: File for what it says before its first command.
         command: Starts a child that watches this process: however this one ends, no training keeps running.
     """
 
-    def __init__(self, log: Path, command: Sequence[str] = (sys.executable, "-m", "fedfa.cli.child")) -> None:
+    def __init__(self, command: Sequence[str] = (sys.executable, "-m", "fedfa.cli.child")) -> None:
         environment = {**os.environ, "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "1000"}
-        with log.open("ab") as file:
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, env=environment
-            )
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=environment
+        )
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdout.fileno(), False)
 
@@ -50,6 +50,11 @@ class RunProcess:
         if self.process.stdout.read(1):
             return 0
         return code
+
+    def said(self) -> str:
+        """What the process said before its first command, as when it cannot start."""
+        self._errors.seek(0)
+        return self._errors.read().decode("utf-8", errors="replace")
 
     @property
     def pid(self) -> int:
@@ -72,6 +77,7 @@ class RunProcess:
             self.process.wait()
         if self.process.stdout is not None:
             self.process.stdout.close()
+        self._errors.close()
 
 
 class RunProcesses:
@@ -80,14 +86,19 @@ class RunProcesses:
     def __init__(self) -> None:
         self._idle: list[RunProcess] = []
 
-    def take(self, log: Path) -> RunProcess:
-        """An idle process, or a new one with this file for what it says first."""
+    def prestart(self) -> RunProcesses:
+        """Start a process now, so that it imports what it needs while this one does."""
+        self._idle.append(RunProcess())
+        return self
+
+    def take(self) -> RunProcess:
+        """An idle process, or a new one."""
         while self._idle:
             process = self._idle.pop()
             if process.process.poll() is None:
                 return process
             process.close()
-        return RunProcess(log)
+        return RunProcess()
 
     def give_back(self, process: RunProcess) -> None:
         """Keep a process for the next run, or bury it if it has ended."""

@@ -153,7 +153,7 @@ def _check_data(directory: RunDirectory, config: Config, given: Config, data: Fe
     """Refuse other data than the recorded ones: continuing would not be the same training."""
     changed = [
         f"data.{key} = {getattr(config.data, key)!r}, not {getattr(given.data, key)!r}"
-        for key in ("name", "normalise", "partition", "clients", "seed")
+        for key in ("name", "normalise", "partition", "clients", "seed", "standardise", "augment")
         if getattr(config.data, key) != getattr(given.data, key)
     ]
     if not changed and directory.origin().get("data") not in (None, data.dataset.fingerprint):

@@ -168,6 +168,9 @@ class _Running:
     before: int
     """Where the log of this process begins."""
     shown: int = 0
+    """The last round that was watched."""
+    written: int = -1
+    """Size of the metrics when they were read."""
 
 
 @dataclass
@@ -278,7 +281,7 @@ class Comparison:
             record.close()
         log = cell.directory.parent / f"{cell.directory.name}.log"
         before = log.stat().st_size if log.exists() else 0
-        process = self.processes.take(log)
+        process = self.processes.take()
         # available_cores reads it: the cell uses that many workers if that pays.
         process.start(cell.command(), {"OMP_NUM_THREADS": str(cores)}, log)
         return _Running(cell, process, log, before)
@@ -286,13 +289,18 @@ class Comparison:
     def _look(self, running: _Running) -> None:
         code = running.process.poll()
         cell = running.cell
-        for record in RunDirectory(cell.directory).metrics():
-            if record["round"] > running.shown:
-                running.shown = record["round"]
-                self.watch(cell, record)
+        metrics = cell.directory / "metrics.jsonl"
+        if (written := metrics.stat().st_size if metrics.exists() else 0) != running.written:
+            running.written = written
+            for record in RunDirectory(cell.directory).metrics():
+                if record["round"] > running.shown:
+                    running.shown = record["round"]
+                    self.watch(cell, record)
         if code is None:
             return
         del self._running[cell.directory]
+        if code and not running.log.exists():  # it failed before it began
+            running.log.write_text(running.process.said(), encoding="utf-8")
         self.processes.give_back(running.process)
         if code and not self.stop_at_failure and self._is_taken(cell):  # the other process was faster
             self.busy.append(cell.name)

@@ -101,11 +101,6 @@ class TrialCell(Cell):
 
     until: int = field(default=0, kw_only=True)
 
-    @property
-    def name(self) -> str:
-        """The name of the cell in messages."""
-        return f"{self.directory.parent.name}/{self.directory.name}"
-
     def finished(self) -> bool:
         """Whether the rung is reached."""
         record = RunDirectory(self.directory)
@@ -221,6 +216,8 @@ class Tuner:
     watch: CellWatcher = lambda cell, record: None
     progress: Callable[[str], None] = lambda text: None
     """Called with what is being done."""
+    processes: RunProcesses | None = None
+    """Where runs are trained; left out, processes of its own."""
     results: dict[int, TrialResult] = field(default_factory=dict)
 
     def run(self) -> TrialResult:
@@ -232,7 +229,7 @@ class Tuner:
         plan = self.plan
         self._check_stored()
         study = _study(plan)
-        with RunProcesses() as processes:
+        with self.processes or RunProcesses() as processes:
             for first in range(0, plan.trials, WAVE):
                 self._wave(study, list(range(first, min(first + WAVE, plan.trials))), processes)
         if not (whole := [one for one in self.results.values() if one.scores and one.rounds == plan.rungs[-1]]):
@@ -304,7 +301,7 @@ class Tuner:
 
     def _cell(self, number: int, values: Mapping[str, Any], seed: int, rung: int) -> TrialCell:
         config = self.plan.config(values, seed)
-        directory = self.plan.out / "trials" / f"{number + 1:04d}" / f"s{seed}"
+        directory = self.plan.out / "trials" / f"{number + 1:04d}-s{seed}"
         return TrialCell(f"trial {number + 1}", config, directory, until=rung)
 
     def _result(

@@ -22,6 +22,7 @@ from fedfa.learning.aggregate import Contribution, WeightedSum
 from fedfa.learning.algorithm import Algorithm
 from fedfa.learning.client import ClientTrainer, RoundPlan
 from fedfa.learning.tensors import first_non_finite
+from fedfa.trees import NetworkInput, each_tensor
 
 _SAMPLES = 4
 """Enough for BatchNorm."""
@@ -97,20 +98,23 @@ ContributionSpec = Mapping[str, GroupSpec]
 class _DummySamples:
     """A few inputs of the scale of normalised data."""
 
-    def __init__(self, example: Tensor, num_classes: int) -> None:
+    def __init__(self, example: NetworkInput, num_classes: int) -> None:
         self.size = _SAMPLES
-        shape = (_SAMPLES, *example.shape[1:])
         draw = torch.Generator().manual_seed(0)
-        self.x = torch.randn(shape, generator=draw) if example.is_floating_point() else torch.zeros(shape)
-        self.x = self.x.to(example.dtype)
+
+        def dummy(one: Tensor) -> Tensor:
+            shape = (_SAMPLES, *one.shape[1:])
+            return (torch.randn(shape, generator=draw) if one.is_floating_point() else torch.zeros(shape)).to(one.dtype)
+
+        self.x = each_tensor(example, dummy)
         self.y = torch.arange(_SAMPLES) % num_classes
         self.label_counts = torch.bincount(self.y, minlength=num_classes)
 
-    def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return self.x[positions], self.y[positions]
+    def batch(self, positions: Tensor) -> tuple[NetworkInput, Tensor]:
+        return each_tensor(self.x, lambda one: one[positions]), self.y[positions]
 
 
-def contribution_spec(trainer: ClientTrainer, plan: RoundPlan, example: Tensor) -> ContributionSpec:
+def contribution_spec(trainer: ClientTrainer, plan: RoundPlan, example: NetworkInput) -> ContributionSpec:
     """Derive the spec of a client's contribution to this round.
 
     Args:

@@ -115,7 +115,12 @@ class _MessageHandler:
             dataset = own_dataset(self.load_data(context.node_config), require_model(self.make_model), head)
             run_config = RunConfig(context.run_config, own_data=True)
             samples = min(1, len(dataset.train)) if run_config.masks else len(dataset.train)  # its number stays here
-            announcement = replace(announcement, samples=samples, input_shape=dataset.input_shape)
+            announcement = replace(
+                announcement,
+                samples=samples,
+                input_shape=dataset.input_shape,
+                integer_inputs=not dataset.train.is_image and not dataset.train.inputs.is_floating_point(),
+            )
         return Message(encode_announcement(announcement), reply_to=message)
 
     def train(self, message: Message, context: Context) -> Message:

@@ -152,6 +152,16 @@ class RunConfig:
                 "with [privacy] there are neither evaluations on the sites' data, which would tell of single sites, "
                 'nor sites that replace others; set federation.evaluation = "server" and federation.replace = false'
             )
+        if config.channel.on:
+            raise ConfigError(
+                "channel.up and channel.down compress in the simulator only; leave them out, or simulate the "
+                "federation with `fedfa run`"
+            )
+        if config.fleet.on:
+            raise ConfigError(
+                "fleet.devices simulates devices, and a federation between sites has real ones; leave the keys of "
+                "fleet out, or simulate it with `fedfa run`"
+            )
         if config.diagnostics.on:
             raise ConfigError(
                 "diagnostics inspect clients, which only the simulator can do; leave diagnostics.every and "

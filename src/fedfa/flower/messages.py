@@ -277,6 +277,8 @@ class Announcement:
     """Number of training samples; left out if the server knows the partition."""
     input_shape: tuple[int, ...] | None = None
     """Shape of one network input."""
+    integer_inputs: bool = False
+    """Whether the inputs are integers, such as tokens."""
 
 
 def encode_announcement(site: Announcement) -> RecordDict:
@@ -298,6 +300,7 @@ def decode_announcement(content: RecordDict) -> Announcement:
         sites=_value(values, "sites", int) if "sites" in values else None,
         samples=_value(values, "samples", int) if "samples" in values else None,
         input_shape=None if shape is None else tuple(shape),
+        integer_inputs=_value(values, "integer_inputs", bool) if "integer_inputs" in values else False,
     )
 
 

@@ -48,6 +48,8 @@ class NodeRegistry:
         """Number of sites, once known; larger client numbers are refused."""
         self.input_shape: tuple[int, ...] | None = None
         """Shape of an input if sites bring their own data; None if they hold partitions of a known data set."""
+        self.integer_inputs = False
+        """Whether such inputs are integers."""
 
     def sites(self) -> int | None:
         """Number of sites that most nodes announce; None if none does, or equally many announce different ones."""
@@ -60,9 +62,9 @@ class NodeRegistry:
     def settle(self, sites: int) -> None:
         """Fix the number of sites and the shape of inputs; refuse the nodes that announce others, now and later."""
         self.limit = sites
-        self.input_shape = _most_common(
-            one.input_shape for one in self._announced.values() if self._misfit(one, sites) is None
-        )
+        fitting = [one for one in self._announced.values() if self._misfit(one, sites) is None]
+        self.input_shape = _most_common(one.input_shape for one in fitting)
+        self.integer_inputs = bool(_most_common(one.integer_inputs for one in fitting))
         for node, site in list(self._announced.items()):
             why = self._misfit(site, sites) or self._wrong_inputs(site)
             if why is not None:
@@ -153,7 +155,9 @@ class NodeRegistry:
 
     def _wrong_inputs(self, site: Announcement) -> str | None:
         if site.input_shape == self.input_shape:
-            return None
+            if site.integer_inputs == self.integer_inputs:
+                return None
+            return f"its inputs are {'integers' if site.integer_inputs else 'no integers'}, unlike those of others"
         return f"it has {_inputs(site.input_shape)}, others have {_inputs(self.input_shape)}"
 
     def _register(self, node: int, site: Announcement) -> None:

@@ -40,7 +40,14 @@ from fedfa.flower.engine import CHECKPOINTS, FlowerEngine, RoundImpossibleError 
 from fedfa.flower.node_registry import NodeRegistry  # noqa: E402
 from fedfa.flower.operate.keys import site_keys  # noqa: E402
 from fedfa.flower.secure_engine import SecureFlowerEngine  # noqa: E402
-from fedfa.flower.site import DataLoader, outputs_of, own_test_data, require_model, without_data  # noqa: E402
+from fedfa.flower.site import (  # noqa: E402
+    DataLoader,
+    outputs_of,
+    own_test_data,
+    refuse_common_statistics,
+    require_model,
+    without_data,
+)
 from fedfa.flower.transport import Transport  # noqa: E402
 from fedfa.protection.secure.encoding import SMALLEST  # noqa: E402
 
@@ -247,7 +254,13 @@ def _without_data(
     maker = require_model(make_model)
     test = None if load_test_data is None else own_test_data(load_test_data(run_config), maker, settings.model.head)
     assert registry.input_shape is not None
-    example = torch.zeros(2, *registry.input_shape)
+    refuse_common_statistics(settings)
+    if settings.data.standardise != "none" and test is not None:
+        raise ConfigError(
+            "data.standardise: the server has no statistics of the sites' data, so it cannot standardise its test "
+            "data; evaluate at the sites (evaluation = 'sites'), without load_test_data"
+        )
+    example = torch.zeros(2, *registry.input_shape, dtype=torch.int64 if registry.integer_inputs else torch.float32)
     classes = outputs_of(maker, settings.model.head)
     return without_data(test, classes, example, settings.data.clients or 1)
 

@@ -14,7 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedfa.data import DataSet, Federation, Normalisation, Partition, Samples, dataset_from
+from fedfa.data import Columns, DataSet, Federation, Normalisation, Partition, Samples
+from fedfa.data.records import Records
+from fedfa.data.sources import read
+from fedfa.data.user_data import assemble
 from fedfa.engines.local import LocalEngine
 from fedfa.errors import ConfigError, DataError, FederationError
 from fedfa.experiment.build import ModelSource
@@ -82,6 +85,7 @@ def open_site(
         if not 0 <= client < len(experiment.sizes):
             raise FederationError(f"there is no client {client}: the partition has {len(experiment.sizes)}")
     else:
+        refuse_common_statistics(config)
         dataset = own_dataset(load_data(node_config), require_model(make_model), config.model.head)
         federation = _single_client(dataset, client, config.data.clients or client + 1)
         experiment = Experiment.from_config(config, model=make_model, data=federation)
@@ -95,6 +99,19 @@ def require_model(make_model: ModelSource | None) -> ModelSource:
     return make_model
 
 
+def refuse_common_statistics(config: Config) -> None:
+    """Refuse to standardise with statistics of all sites: their data never meet.
+
+    Raises:
+        ConfigError: ``data.standardise`` is ``"federation"``.
+    """
+    if config.data.standardise == "federation":
+        raise ConfigError(
+            'data.standardise = "federation" needs the data of all clients in one place; sites with their own data use '
+            '"client"'
+        )
+
+
 def own_dataset(loaded: Any, make_model: ModelSource, head: str | None = None) -> DataSet:
     """Convert the result of ``load_data`` to a data set with as many classes as the network has outputs.
 
@@ -102,20 +119,37 @@ def own_dataset(loaded: Any, make_model: ModelSource, head: str | None = None) -
     of each site's own images would make the same image look different at two sites.
 
     Args:
-        loaded: ``{"train": …, "test": …}`` (``test`` is optional), or the training split alone; each a pair of arrays,
-            a torch ``Dataset``, or a path. A :class:`~fedfa.data.DataSet` is used unchanged.
+        loaded: ``{"train": …, "test": …}`` (``test`` is optional), or the training split alone; each anything that
+            :func:`~fedfa.data.dataset_from` accepts. Labels that are names need ``"classes"``, the same list at every
+            site. A :class:`~fedfa.data.DataSet` is used unchanged.
         make_model: Returns the network.
         head: Name of its classifier, if it cannot be detected.
     """
     if isinstance(loaded, DataSet):
         return loaded
-    splits = _splits(loaded, "load_data", "train", "'train' and, optionally, 'test'")
-    train, test = splits["train"], splits.get("test")
-    classes = [str(number) for number in range(outputs_of(make_model, head))]
-    dataset = dataset_from(train, train if test is None else test, name=OWN, classes=classes)
-    if test is None:
-        dataset = replace(dataset, test=dataset.test.subset(torch.zeros(0, dtype=torch.int64)))
-    return replace(dataset, normalisation=Normalisation())
+    splits = _splits(loaded, "load_data", "train", "'train' and, optionally, 'test' and 'classes'")
+    outputs, classes = outputs_of(make_model, head), splits.get("classes")
+    if classes is not None and len(classes) != outputs:
+        raise DataError(f"load_data returned {len(classes)} classes, but the network has {outputs} outputs")
+    parts = read(splits["train"], Columns())
+    parts.test = parts.test if splits.get("test") is None else read(splits["test"], Columns()).train
+    if parts.train.labels.dtype.kind in "US" and classes is None:
+        raise DataError(
+            "the labels are names; sites may lack classes, so every site must number them alike: return the names of "
+            "all classes as 'classes', the same list at every site"
+        )
+    without_test = parts.test is None
+    if without_test:
+        parts.test = read(splits["train"], Columns()).train
+    names = [str(number) for number in range(outputs)] if classes is None else classes
+    dataset = assemble(parts, name=OWN, classes=names, checked=False)
+    if isinstance(dataset.normalisation, Records):
+        raise DataError("sites with their own data have inputs of one tensor; pack them into one")
+    if not dataset.train.inputs.is_floating_point() or torch.isfinite(dataset.train.inputs).all():
+        if without_test:
+            dataset = replace(dataset, test=dataset.test.subset(torch.zeros(0, dtype=torch.int64)))
+        return replace(dataset, normalisation=Normalisation())
+    raise DataError("the site's inputs hold NaN or infinite values: fill or remove them")
 
 
 def own_test_data(loaded: Any, make_model: ModelSource, head: str | None = None) -> DataSet:
@@ -139,7 +173,7 @@ def own_test_data(loaded: Any, make_model: ModelSource, head: str | None = None)
 
 def _splits(loaded: Any, function: str, required: str, expected: str) -> dict[Any, Any]:
     splits = dict(loaded) if isinstance(loaded, Mapping) else {required: loaded}
-    if required not in splits or splits.keys() - {"train", "test"}:
+    if required not in splits or splits.keys() - {"train", "test", "classes"}:
         raise DataError(f"{function} returned the splits {', '.join(map(str, splits))}; return {expected}")
     return splits
 

@@ -15,7 +15,7 @@ from fedfa.learning.random import stream
 from fedfa.learning.tensors import ComponentTensors
 from fedfa.models.split import SplitModel
 
-RESERVED = ("model", "round", "recipe", "name", "variant")
+RESERVED = ("model", "round", "recipe", "name", "variant", "clock", "channel")
 """Names that configs, checkpoints or clients use beside the components' own."""
 
 

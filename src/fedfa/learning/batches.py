@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from fedfa.trees import NetworkInput, form_of, nbytes_of, pieces_of, to_device
 
 FETCHED = 4 * 2**20
 """Bytes of inputs that are fetched at once, unless a single batch is larger."""
@@ -17,7 +19,7 @@ FETCHED = 4 * 2**20
 class Batches(Protocol):
     """What the local loop needs of a client's data."""
 
-    def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, positions: Tensor) -> tuple[NetworkInput, Tensor]:
         """Inputs ready for the network, and labels, at these positions."""
 
 
@@ -95,7 +97,7 @@ class Fetched(NamedTuple):
 
     positions: Tensor
     """Of its samples in the client's own data."""
-    x: Tensor
+    x: NetworkInput
     y: Tensor
     place: tuple[Labels, int]
     """The labels of all batches that were fetched together, and the position of this batch among them."""
@@ -135,15 +137,36 @@ class Fetching:
             yield from cut_batches(positions, inputs, labels, self._size, self._classes, self._device)
             done += self._at_once
             # The first fetch shows how large batches are.
-            self._at_once = max(1, FETCHED * len(positions) // max(1, inputs.nbytes * self._size))
+            self._at_once = max(1, FETCHED * len(positions) // max(1, nbytes_of(inputs) * self._size))
 
 
 def cut_batches(
-    positions: Tensor, inputs: Tensor, labels: Tensor, size: int, classes: int, device: torch.device
+    positions: Tensor, inputs: NetworkInput, labels: Tensor, size: int, classes: int, device: torch.device
 ) -> Iterator[Fetched]:
     """What was fetched at once, batch by batch, on the device."""
-    inputs, labels = inputs.to(device), labels.to(device)
-    pieces = (split_batches(each, size, labels.dim()) for each in (positions, inputs, labels))
+    inputs, labels = to_device(inputs, device), labels.to(device)
+
+    def split(each: Tensor) -> Sequence[Tensor]:
+        return split_batches(each, size, labels.dim())
+
     together = Labels(labels, size, classes)
+    pieces = split(positions), pieces_of(inputs, split), split(labels)
     for number, (index, x, y) in enumerate(zip(*pieces, strict=True)):
         yield Fetched(index, x, y, (together, number))
+
+
+def augmented(
+    batches: Iterator[Fetched],
+    augmentation: Callable[[NetworkInput, np.random.Generator], NetworkInput],
+    rng: np.random.Generator,
+) -> Iterator[Fetched]:
+    """Batches changed at random, one after the other.
+
+    Raises:
+        TypeError: The augmentation returned something else than a batch of the same form.
+    """
+    for fetched in batches:
+        changed = augmentation(fetched.x, rng)
+        if (found := form_of(changed)) != (expected := form_of(fetched.x)):
+            raise TypeError(f"the augmentation returned {found} for {expected}; return a batch of the same form")
+        yield fetched._replace(x=changed)

@@ -16,15 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from fedfa.errors import ClientError, describe
-from fedfa.learning.aggregate import Contribution, WeightedSum
+from fedfa.learning.aggregate import Contribution, WeightedSum, contribution_nbytes
 from fedfa.learning.algorithm import Algorithm
-from fedfa.learning.batches import Fetching
+from fedfa.learning.batches import Fetching, augmented
 from fedfa.learning.context import ClientContext, LocalTraining, Role
 from fedfa.learning.local_loop import LocalProgress, LossGradients, batches_of_each_epoch, local_training
 from fedfa.learning.optimisers import LocalOptimiser
 from fedfa.learning.random import stream, torch_stream
 from fedfa.learning.tensors import ComponentTensors, Tensors, clone, first_non_finite
 from fedfa.models.split import SplitModel
+from fedfa.trees import NetworkInput
 
 MODEL = "model"
 """The client state holds the model's tensors of role ``LOCAL`` under this name."""
@@ -41,7 +42,7 @@ class ClientData(Protocol):
     def label_counts(self) -> Tensor:
         """Samples per class, ``[C]``."""
 
-    def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, positions: Tensor) -> tuple[NetworkInput, Tensor]:
         """Inputs ready for the network, and labels, at these positions of the client's data."""
 
 
@@ -59,6 +60,13 @@ class RoundPlan:
     """The planned number of rounds."""
     final_pass: bool = False
     """Not a round of training: the final pass after the last one."""
+    steps: Mapping[int, int] = field(default_factory=dict)
+    """Local steps of clients that make another number of them than ``local`` says."""
+
+    def local_of(self, client: int) -> LocalTraining:
+        """How a client trains."""
+        steps = self.steps.get(client)
+        return self.local if steps is None else self.local.model_copy(update={"steps": steps})
 
 
 @dataclass(frozen=True)
@@ -75,6 +83,13 @@ class ClientResult:
     """Mean of the local loss over all steps; None if there was no step."""
     cpu_seconds: float = 0.0
     """Processor time of the client's work."""
+    wire_nbytes: int | None = None
+    """Bytes of the contribution on the wire, where a channel compresses it."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the client sends."""
+        return contribution_nbytes(self.contribution) if self.wire_nbytes is None else self.wire_nbytes
 
 
 @dataclass(frozen=True)
@@ -207,6 +222,9 @@ class ClientRound:
         fetching = Fetching(self.data, ctx.local.batch_size, ctx.num_classes, ctx.device)
         shuffle = stream(self.plan.seed, "shuffle", ctx.round, self.client)
         epochs = fetching.epochs(shuffle, ctx.size, batches_of_each_epoch(ctx))
+        if (augmentation := getattr(self.data, "augmentation", None)) is not None:
+            rng = stream(self.plan.seed, "augment", ctx.round, self.client)
+            epochs = (augmented(batches, augmentation, rng) for batches in epochs)
         local_training(ctx, algorithm, optimiser, epochs, LossGradients(ctx, algorithm, optimiser), self.progress)
         self.cpu_seconds += time.process_time() - started
 
@@ -292,7 +310,7 @@ class ClientRound:
                 c: {n: t.to(device, copy=True) for n, t in tensors.items()} for c, tensors in plan.broadcast.items()
             },
             client_state=self.client_state,
-            local=plan.local,
+            local=plan.local_of(self.client),
             size=self.data.size,
             num_classes=model.num_classes,
             batches_per_epoch=plan.local.batches_on(self.data.size),

@@ -25,7 +25,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -75,6 +75,12 @@ class Traits:
     class_states: tuple[str, ...] = ()
     """Groups of its contribution that hold one row per class and become its broadcast state of the same tensor names.
     Under differential privacy they travel as differences from what was received."""
+    stale: Mapping[str, Literal["damp", "weigh", "keep"]] = field(default_factory=dict)
+    """How groups of its contribution are scaled where they arrive late, if not as usual; see fedfa.fleet.staleness."""
+    exact: tuple[str, ...] = ()
+    """Groups of its contribution that no channel may compress; ``"*"``: all, and its broadcast too."""
+    late: str = ""
+    """Why contributions to an older model cannot be used; policies under which they occur are then refused."""
 
 
 class Component(BaseModel):
@@ -107,6 +113,12 @@ class Component(BaseModel):
             super().__init__(**options)
         except ValidationError as error:
             raise ConfigError(validation_message(error, type(self), f"algorithm.{self.name}")) from None
+
+    def __setattr__(self, option: str, value: Any) -> None:
+        raise AlgorithmError(
+            f"{self.name}.{option} cannot be assigned: a component holds its options and nothing that changes; keep "
+            f"values of a client's round in ctx.scratch[{self.name!r}], and what lasts in the server or client state"
+        )
 
     @classmethod
     def __pydantic_init_subclass__(cls, **arguments: Any) -> None:

@@ -21,6 +21,7 @@ from fedfa.learning.aggregate import Aggregate
 from fedfa.learning.batches import Labels
 from fedfa.learning.tensors import ComponentTensors, Tensors, clone
 from fedfa.models.split import SplitModel
+from fedfa.trees import NetworkInput, to_device
 
 if TYPE_CHECKING:
     from fedfa.learning.component import Component
@@ -128,6 +129,11 @@ class LocalTraining(BaseModel):
     # Inside a Config, pydantic collects the problems of all sections instead of calling __init__.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # pydantic's mark of its own __init__
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise ConfigError(
+            f"local.{name} cannot be assigned; assign all of it: experiment.local = fedfa.LocalTraining({name}=…, …)"
+        )
+
     @field_validator("schedule")
     @classmethod
     def _known_schedule(cls, schedule: str) -> str:
@@ -209,7 +215,7 @@ class Task:
 class Batch:
     """One mini-batch in the local step."""
 
-    x: Tensor
+    x: NetworkInput
     y: Tensor
     index: Tensor
     """Positions of these samples in the client's own data (for anything computed once per sample)."""
@@ -321,7 +327,7 @@ class ClientContext:
         device = self.device
         with torch.no_grad():
             chunks = [
-                self.model(self.data.batch(positions)[0].to(device))[0]
+                self.model(to_device(self.data.batch(positions)[0], device))[0]
                 for positions in torch.split(torch.arange(self.size), batch_size)
             ]
         module.train(was_training)

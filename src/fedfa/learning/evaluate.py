@@ -14,6 +14,7 @@ from torch.nn import functional
 from fedfa.learning.metrics import Metric, Value, plain
 from fedfa.learning.tensors import Tensors
 from fedfa.models.split import SplitModel
+from fedfa.trees import NetworkInput, to_device
 
 Part = Literal["test", "validation"]
 """What a model is evaluated on."""
@@ -43,7 +44,7 @@ def evaluate(
     model: SplitModel,
     inputs: Tensor,
     labels: Tensor,
-    prepare: Callable[[Tensor], Tensor],
+    prepare: Callable[[Tensor], NetworkInput],
     *,
     domains: Tensor | None = None,
     domain_names: tuple[str, ...] = (),
@@ -72,7 +73,7 @@ def answers(
     model: SplitModel,
     inputs: Tensor,
     labels: Tensor,
-    prepare: Callable[[Tensor], Tensor],
+    prepare: Callable[[Tensor], NetworkInput],
     *,
     score: Callable[[Tensor, Tensor], Tensor] | None = None,
     batch_size: int = 500,
@@ -90,8 +91,8 @@ def answers(
     with torch.inference_mode():
         for start in range(0, len(labels), batch_size):
             y = labels[start : start + batch_size].to(device)
-            x = prepare(inputs[start : start + batch_size]).to(device)
-            if x.untyped_storage().data_ptr() == inputs.untyped_storage().data_ptr():
+            x = to_device(prepare(inputs[start : start + batch_size]), device)
+            if isinstance(x, Tensor) and x.untyped_storage().data_ptr() == inputs.untyped_storage().data_ptr():
                 x = x.clone()  # not the test set itself: a network may write to its input
             features, logits = model(x)
             scores = logits if score is None else score(features, logits)

@@ -16,6 +16,7 @@ from fedfa.learning.algorithm import Algorithm
 from fedfa.learning.batches import Fetched
 from fedfa.learning.context import Batch, ClientContext, Precision
 from fedfa.learning.optimisers import LocalOptimiser
+from fedfa.trees import NetworkInput
 
 # torch.autograd.backward without its check of shapes, which imports sympy: half a second at the start of every process
 # that trains. The function is private, so a version of torch may lack it.
@@ -129,7 +130,7 @@ class LossGradients:
         self._ctx.earlier_gradient_hooks = earlier
         return loss
 
-    def _forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _forward(self, x: NetworkInput) -> tuple[Tensor, Tensor]:
         model, precision = self._ctx.model, self._ctx.local.precision
         with _autocast(precision, self._ctx.device):
             features, logits = model(x)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 
 from fedfa.errors import AlgorithmError, FedfaError, describe
-from fedfa.learning.aggregate import Aggregate, contribution_nbytes
+from fedfa.learning.aggregate import Aggregate
 from fedfa.learning.algorithm import Algorithm
 from fedfa.learning.client import ClientResult, RoundPlan
 from fedfa.learning.component import Component
@@ -106,6 +106,16 @@ class Observer(Protocol):
         """The result without the response."""
 
 
+class Channel(Protocol):
+    """What tensors pass between the server and the clients."""
+
+    def carry(self, train: TrainClients) -> TrainClients:
+        """The same clients behind the channel."""
+
+    def payload_nbytes(self, plan: RoundPlan) -> int:
+        """Bytes that one client receives."""
+
+
 @dataclass(frozen=True)
 class RoundStatistics:
     """What was measured while the clients of a round trained."""
@@ -133,11 +143,13 @@ class Training:
         algorithm: The method.
         task: The task, with the roles of the model's tensors (:meth:`Algorithm.with_roles`).
         seed: Seed of all random streams.
+        channel: What tensors pass between server and clients; None: they arrive as they are.
     """
 
     algorithm: Algorithm
     task: Task
     seed: int
+    channel: Channel | None = None
 
     @property
     def roles(self) -> Mapping[str, Role]:
@@ -163,6 +175,17 @@ class Training:
             rounds=self.task.rounds,
             final_pass=final_pass,
         )
+
+    def payload_nbytes(self, plan: RoundPlan) -> int:
+        """Bytes that one client receives."""
+        if self.channel is not None:
+            return self.channel.payload_nbytes(plan)
+        model = nbytes({name: value for name, value in plan.model.items() if self.roles[name].travels})
+        return model + nbytes(flatten(plan.broadcast))
+
+    def carried(self, train: TrainClients) -> TrainClients:
+        """The clients behind the channel."""
+        return train if self.channel is None else self.channel.carry(train)
 
     def apply(
         self,
@@ -204,12 +227,14 @@ class Training:
             if not final_pass:
                 client_states.save(result.client, state.round + 1, result.client_state)
             samples += result.sample_steps
-            bytes_up += contribution_nbytes(result.contribution)
+            bytes_up += result.nbytes
             cpu_seconds += result.cpu_seconds
             losses += [] if result.loss is None or not math.isfinite(result.loss) else [result.loss]
             results += [result] if keep_results else []
-        after = self.server_step(state, aggregate, final_pass=final_pass)
-        sent = nbytes({name: value for name, value in plan.model.items() if self.roles[name].travels})
+        if took_part:
+            after = self.server_step(state, aggregate, final_pass=final_pass)
+        else:  # on a clock nobody may arrive in time
+            after = replace(state, round=state.round if final_pass else state.round + 1)
         return after, RoundStatistics(
             clients=took_part,
             train_loss=sum(losses) / len(losses) if losses else None,
@@ -217,7 +242,7 @@ class Training:
             cpu_seconds=cpu_seconds,
             samples=samples,
             bytes_up=bytes_up,
-            bytes_down=(sent + nbytes(flatten(plan.broadcast))) * len(clients),
+            bytes_down=self.payload_nbytes(plan) * len(clients),
             lr=plan.local.lr,
             results=results,
         )

@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fedfa.error_messages import nearest
 from fedfa.errors import ModelError
+from fedfa.trees import NetworkInput, call, describe, to_device
 
 
 class SplitModel:
@@ -25,7 +26,7 @@ class SplitModel:
     Create one with :meth:`of`. Calling it returns ``(features, logits)``, both with their autograd graph.
     """
 
-    def __init__(self, module: nn.Module, head_name: str, example: Tensor | None = None) -> None:
+    def __init__(self, module: nn.Module, head_name: str, example: NetworkInput | None = None) -> None:
         head = module.get_submodule(head_name)
         assert isinstance(head, nn.Linear)
         self.module = module
@@ -41,7 +42,7 @@ class SplitModel:
         head.register_forward_pre_hook(self._capture)
 
     @classmethod
-    def of(cls, module: nn.Module, head: str | None = None, example: Tensor | None = None) -> SplitModel:
+    def of(cls, module: nn.Module, head: str | None = None, example: NetworkInput | None = None) -> SplitModel:
         """Split a network at its linear classifier.
 
         Args:
@@ -97,10 +98,10 @@ class SplitModel:
         prefix = f"{self.head_name}." if self.head_name else ""
         return [f"{prefix}weight"] if self.head.bias is None else [f"{prefix}weight", f"{prefix}bias"]
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, x: NetworkInput) -> tuple[Tensor, Tensor]:
         """Features and logits of a batch."""
         self.outputs = {}
-        logits = self.module(x)
+        logits = self.module(x) if isinstance(x, Tensor) else call(self.module, x)
         features = self._features
         assert features is not None, "the classifier was not called in the forward pass"
         self._features = None  # do not keep the graph alive
@@ -114,7 +115,7 @@ class SplitModel:
         self.module.eval()
         parameter = next(self.module.parameters())
         with torch.no_grad():
-            result = self(self.example.to(parameter.device))
+            result = self(to_device(self.example, parameter.device))
         self.module.train(was_training)
         return result
 
@@ -191,7 +192,9 @@ class SplitModel:
         self._features = args[0]
 
 
-def _layer_that_makes_the_output(module: nn.Module, linears: Mapping[str, nn.Linear], example: Tensor) -> str | None:
+def _layer_that_makes_the_output(
+    module: nn.Module, linears: Mapping[str, nn.Linear], example: NetworkInput
+) -> str | None:
     outputs: dict[str, Tensor] = {}
 
     def remember(name: str) -> Any:
@@ -202,10 +205,10 @@ def _layer_that_makes_the_output(module: nn.Module, linears: Mapping[str, nn.Lin
     module.eval()  # leave running statistics alone
     try:
         with torch.no_grad():
-            result = module(example)
+            result = call(module, example)
     except Exception as error:
         raise ModelError(
-            f"{type(module).__name__} does not accept inputs of shape {tuple(example.shape[1:])}: {error}"
+            f"{type(module).__name__} does not accept inputs of shape {describe(example)}: {error}"
         ) from error
     finally:
         module.train(was_training)

@@ -16,10 +16,12 @@ contributions first. It sees everything as changes: of the model, of the anchors
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import NormalDist
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -171,21 +173,28 @@ def poisoned(federation: Federation, config: AttackConfig, clients: Sequence[int
             own[torch.from_numpy(stream(seed, "backdoor", client).permutation(len(own)))[: _share(config, len(own))]]
             for client, own in positions.items()
         ])  # fmt: skip
+        marked = patched(dataset, dataset.train.inputs[chosen]) if dataset.train.is_image else _refuse_patches()
         inputs, labels = dataset.train.inputs.clone(), dataset.train.labels.clone()
-        inputs[chosen] = patched(dataset, inputs[chosen])
+        inputs[chosen] = marked
         labels[chosen] = config.target
         train = replace(dataset.train, inputs=inputs, labels=labels)
-    return Federation(replace(dataset, train=train), federation.partition, validation=federation.validation)
+    changed = copy.copy(federation)
+    changed.dataset, changed.origin = replace(dataset, train=train), None  # it cannot be loaded again like this
+    return changed
 
 
 def _share(config: AttackConfig, samples: int) -> int:
     return math.ceil(config.poisoned * samples)
 
 
+def _refuse_patches() -> NoReturn:
+    raise ConfigError('attack.kind = "backdoor" puts a patch on pictures, but these data are not pictures')
+
+
 def patched(dataset: DataSet, inputs: Tensor) -> Tensor:
     """Pictures with a white square in the lower right corner, a seventh of the side and at least two pixels wide."""
     if not dataset.train.is_image:
-        raise ConfigError('attack.kind = "backdoor" puts a patch on pictures, but these data are not pictures')
+        _refuse_patches()
     side = max(2, min(inputs.shape[1:3]) // 7)
     marked = inputs.clone()
     marked[:, -side:, -side:] = 255

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedfa.engines.local import LocalEngine
@@ -106,6 +107,13 @@ def _obstacle(engine: LocalEngine, local: LocalTraining) -> str | None:
         return f"local.optimiser = {local.optimiser!r} trains one client at a time"
     if local.precision != "float32":
         return f"it computes in float32, not in {local.precision}"
+    if engine.federation.augmentation is not None:
+        return "augmentation draws for one client at a time"
+    if engine.federation.standardise == "client":
+        return "every client standardises its inputs with statistics of its own"
+    example = engine.model.example
+    if example is not None and not (isinstance(example, Tensor) and example.is_floating_point()):
+        return "it takes inputs of one float tensor"
     try:
         StackedModel(engine.model, 2)
     except NotStackableError as error:

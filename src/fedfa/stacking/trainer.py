@@ -64,7 +64,7 @@ class StackedTrainer(ClientTrainer):
             groups: dict[object, list[ClientRound]] = {}
             for work in works:
                 began[work.client] = work.guarded(partial(self._begin, work))
-                groups.setdefault((work.data.size, signature(work.ctx.scratch)), []).append(work)
+                groups.setdefault((work.data.size, work.ctx.local.steps, signature(work.ctx.scratch)), []).append(work)
             results: dict[int, ClientResult] = {}
             for group in groups.values():
                 try:

@@ -84,7 +84,7 @@ def _make(run: RecordedRun) -> Split | str:
     if asked.name == OWN:
         return "its data were passed in Python or belong to sites, so the configuration does not name them"
     directory = Path(asked.dir).expanduser() if asked.dir else None
-    dataset = load(asked.name, data_dir=directory, offline=True)
+    dataset = load(asked.name, data_dir=directory, offline=True, columns=asked.columns)
     expected = _fingerprint(run)
     if expected not in (None, dataset.fingerprint):
         return f"the data set {asked.name!r} on this machine is not the one of the run"

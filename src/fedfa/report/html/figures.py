@@ -27,7 +27,7 @@ _LOSS_LIMIT = 4
 """A loss is drawn up to this multiple of the first one; the table has the values beyond."""
 _LOSS_CAPTIONS = {
     "loss": "Of the evaluated model.",
-    "train_loss": "Mean over the round's clients of their last epoch, with whatever the method adds to the loss.",
+    "train_loss": "Mean over the round's clients; a method that adds terms to the loss has them in it.",
 }
 _MAX_ROWS = 60
 """Rows of a data table; longer curves are subsampled evenly."""

@@ -174,6 +174,7 @@
       frame.classList.remove("tight");
       if (!frame.clientWidth) return;
       if (frame.scrollWidth > frame.clientWidth + 1) frame.classList.add("tight");
+      if (frame.scrollWidth > frame.clientWidth + 1) frame.classList.remove("tight");
       var hidden = frame.scrollWidth - frame.clientWidth - frame.scrollLeft > 1;
       frame.classList.toggle("more", hidden);
       if (hidden && !hint) {

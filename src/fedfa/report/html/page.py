@@ -16,6 +16,7 @@ import fedfa
 from fedfa.experiment.recorded_runs import Problem, RecordedRun
 from fedfa.report.html import tables
 from fedfa.report.html.chart import Figure
+from fedfa.report.html.clock_figures import clock_figures, reaching_table
 from fedfa.report.html.commands import watching
 from fedfa.report.html.data_split import Split, Splits
 from fedfa.report.html.diagnostics_figures import diagnostics_figures
@@ -144,6 +145,7 @@ class Page:
             "Differences": lambda: differences(chapter),
             "Loss": lambda: self._figures(loss_figures(chapter, method_styles)),
             "Time and bytes": lambda: self._costs(chapter),
+            "On the clock": lambda: self._on_clock(chapter),
             "Data": lambda: self._split(split),
             "Classes": lambda: self._figures(class_figures(chapter, classes)),
             "Domains": lambda: self._figures(domain_figures(chapter)),
@@ -174,6 +176,11 @@ class Page:
     def _costs(self, chapter: Chapter) -> str:
         table = tables.reaching(chapter, self.method_styles, targets_of(chapter, self.targets))
         return table + self._figures(cost_figures(chapter, self.method_styles)) if table else ""
+
+    def _on_clock(self, chapter: Chapter) -> str:
+        table = reaching_table(chapter, self.targets)
+        shown = tables.plain(table, "Virtual time and bytes to reach accuracies") if table else ""
+        return shown + self._figures(clock_figures(chapter, self.method_styles))
 
     def _split(self, split: Split | str) -> str:
         if isinstance(split, str):

@@ -1,0 +1,1 @@
+"""A federation on a clock: devices, links, availability, round policies in virtual time."""
