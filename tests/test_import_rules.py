@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "engines": {"learning", "models", "data", "stacking"},
     "fleet": {"learning"},
     "channel": {"learning"},
+    "protection": {"learning", "models", "data"},
     "diagnostics": {"learning", "models", "data", "engines", "experiment.files"},
     "experiment": {
         "algorithms",
@@ -38,10 +39,11 @@ MAY_IMPORT = {
         "diagnostics",
         "fleet",
         "channel",
+        "protection",
     },
-    "paper": {"experiment", "diagnostics", "learning", "algorithms", "models", "data", "engines"},
-    "report": {"fleet", "paper", "experiment", "diagnostics", "learning", "algorithms", "models", "data"},
-    "flower": {"experiment", "learning", "models", "data", "engines"},
+    "paper": {"experiment", "diagnostics", "protection", "learning", "algorithms", "models", "data", "engines"},
+    "report": {"fleet", "paper", "experiment", "diagnostics", "protection", "learning", "algorithms", "models", "data"},
+    "flower": {"experiment", "learning", "models", "data", "engines", "protection"},
 }
 """Packages and modules of fedfa that the modules of a package may import, besides those of the package itself and
 single modules at the top. ``cli`` may import everything; nothing imports ``cli``."""

@@ -83,6 +83,8 @@ class LoopbackGrid(Grid):
         self.tamper = tamper
         self.run_config = run_config
         self.sites = dict(sites)
+        self.states: dict[int, RecordDict] = {}
+        """What each SuperNode keeps for its app between messages."""
         self.messages: list[Message] = []
         self._replies: dict[str, Message] = {}
 
@@ -99,7 +101,8 @@ class LoopbackGrid(Grid):
             node = message.metadata.dst_node_id
             if node not in self.sites:
                 continue
-            context = Context(1, node, self.sites[node], RecordDict(), self.run_config)
+            state = self.states.setdefault(node, RecordDict())
+            context = Context(1, node, self.sites[node], state, self.run_config)
             arrived = through_the_wire(message)
             arrived.metadata.__dict__["_message_id"] = number
             app = self.app if self.app is not None else make_client_app()

@@ -88,6 +88,11 @@ class CCVR(Component):
     weight_decay: float = Field(0.001, ge=0)
     """Weight decay."""
 
+    @property
+    def refuses(self) -> Mapping[str, str]:
+        """Robust rules, which do not give moments of one distribution."""
+        return {"robust": "robust means of first and second moments do not belong to one distribution"}
+
     def init(self, task: Task, rng: np.random.Generator) -> Tensors:
         """Which tensors are the classifier."""
         return remember_classifier(task)

@@ -40,7 +40,7 @@ class Anchors(Component):
     """One feature anchor per class: alignment (eq. 3, 4), accumulation (eq. 6, 7), averaging."""
 
     name = "anchors"
-    traits = Traits(broadcasts=True)
+    traits = Traits(broadcasts=True, class_states=("anchors",))
 
     mu: float = Field(0.1, ge=0)
     """Weight μ of the anchor loss (eq. 4)."""

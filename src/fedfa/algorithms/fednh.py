@@ -73,6 +73,11 @@ class FedNH(Component):
         """The prototypes travel with the model; clients do not train them."""
         return {f"{task.model.head_name}.weight": Role.AVERAGED}
 
+    @property
+    def refuses(self) -> Mapping[str, str]:
+        """Differential privacy: prototypes have length one, so noise alone would become one."""
+        return {"privacy": "noise on a class that few clients hold would become a prototype of full length"}
+
     def init(self, task: Task, rng: np.random.Generator) -> Tensors:
         """Which tensor the prototypes are."""
         return remember_classifier(task)

@@ -56,6 +56,11 @@ class FedNova(Component):
     mu: float = Field(0.0, ge=0)
     """μ of a local proximal term μ/2 ‖w − w_t‖², whose effect on ‖a_i‖₁ is taken into account; 0 for none."""
 
+    @property
+    def refuses(self) -> Mapping[str, str]:
+        """Differential privacy: it would divide by noisy lengths."""
+        return {"privacy": "the lengths of local training tell numbers of samples; use fedavg with local.steps"}
+
     def init(self, task: Task, rng: np.random.Generator) -> Tensors:
         """No state; the proximal term must contract."""
         if task.local is not None and task.local.lr * self.mu >= 1:

@@ -51,7 +51,7 @@ class FedProc(Component):
     """One prototype per class, the loss that contrasts features with them, and their renewal."""
 
     name = "fedproc"
-    traits = Traits(broadcasts=True, horizon=True)
+    traits = Traits(broadcasts=True, horizon=True, class_states=("prototypes",))
 
     tau: float = Field(0.5, gt=0)
     """Temperature τ of the similarities."""

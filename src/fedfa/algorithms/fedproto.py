@@ -47,7 +47,7 @@ class FedProto(Component):
     """One prototype per class: exchanged, averaged, approached, and used to predict."""
 
     name = "fedproto"
-    traits = Traits(broadcasts=True)
+    traits = Traits(broadcasts=True, class_states=("prototypes",))
 
     lam: float = Field(1.0, ge=0)
     """Weight λ of the distance to the global prototypes (eq. 7)."""

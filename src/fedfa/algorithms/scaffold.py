@@ -78,6 +78,12 @@ class Scaffold(Component):
     """Weight of a client in the mean of the models and in the mean of the control variates alike: one for all (as
     published), or its number of samples."""
 
+    @property
+    def refuses(self) -> Mapping[str, str]:
+        """Everything that changes sums, where the server counts samples."""
+        reason = 'it counts samples by exact sums; set algorithm.scaffold.weighting = "uniform"'
+        return dict.fromkeys(("robust", "privacy"), reason) if self.weighting == "samples" else {}
+
     def init(self, task: Task, rng: np.random.Generator) -> Tensors:
         """C starts at zero, which need not be stored. Option II needs plain gradient steps."""
         if self.option == 2 and task.local is not None and task.local.momentum > 0:

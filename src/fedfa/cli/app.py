@@ -182,7 +182,8 @@ def _train(config: Any, directory: Path, *, resume: bool, until: int | None) -> 
         again = f"fedfa run --resume --out {shlex.quote(str(directory))}"
         say(f"paused after {result.metrics[-1]['round']} of {config.rounds} rounds. Continue with: {escape(again)}")
         return
-    say(f"{result_text(summary)}; {summary['seconds']:.0f} s of training; record in {escape(str(directory))}")
+    spent = f"ε = {summary['epsilon']:.2f} at δ = {summary['delta']:g}; " if "epsilon" in summary else ""
+    say(f"{result_text(summary)}; {summary['seconds']:.0f} s of training; {spent}record in {escape(str(directory))}")
 
 
 def layers_of(

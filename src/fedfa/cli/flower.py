@@ -33,6 +33,9 @@ def up(
     ] = None,
     sites: Annotated[int | None, typer.Option(min=1, help="Number of sites; default 3.")] = None,
     tls: Annotated[bool, typer.Option("--tls/--no-tls", help="Certificates and a registered key per site.")] = True,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="Secure sums: the server sees masked contributions and their sum only.")
+    ] = False,
     algorithm: Annotated[
         str | None,
         typer.Option(help="Algorithm expression: methods joined by '+', with an optional '@variant'."),
@@ -59,6 +62,7 @@ def up(
     if resume and sites is None and out is not None and (out / "config.toml").exists():
         sites = RunDirectory(out).config().data.clients
     sites = sites or 3
+    assignments = [*(assignments or []), *(["privacy.masks=true"] if secure else [])]
     assignments, federation = _split_assignments(assignments)
     if own_app is not None:
         if config is not None or preset is not None:
@@ -74,6 +78,7 @@ def up(
         with console.status(f"loading {escape(settings.data.name)}"):
             load_dataset(settings)  # once, before every site needs it
     node_config: dict[str, Any] = {} if data_dir is None else {"data-dir": str(data_dir.absolute())}
+    node_config |= {"require-masks": True} if secure else {}
     federation = federation if own_app is not None else {**LOCAL_FEDERATION, **federation}
     with RoundsProgress(console) as progress:
         watchers: list[Any] = []

@@ -31,6 +31,7 @@ from fedfa.learning.cohort import Selection
 from fedfa.learning.context import LocalTraining
 from fedfa.learning.device import DeviceName
 from fedfa.learning.metrics import is_own, metric
+from fedfa.protection.settings import AggregationConfig, AttackConfig, PrivacyConfig
 from fedfa.stacking.choice import Execution
 
 OWN = "own"
@@ -295,6 +296,9 @@ class Config(Section):
     local: LocalTraining = Field(default_factory=LocalTraining)
     fleet: FleetConfig = Field(default_factory=FleetConfig)
     channel: ChannelConfig = Field(default_factory=ChannelConfig)
+    aggregation: AggregationConfig = Field(default_factory=AggregationConfig)
+    attack: AttackConfig = Field(default_factory=AttackConfig)
+    privacy: PrivacyConfig = Field(default_factory=PrivacyConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     diagnostics: DiagnosticsConfig = Field(default_factory=DiagnosticsConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -39,6 +40,7 @@ from fedfa.experiment.evaluating import evaluate_round, own_model
 from fedfa.experiment.health import check_work, warn_of_round
 from fedfa.experiment.layers import expression_and_variant
 from fedfa.experiment.progress import show_progress
+from fedfa.experiment.protected import budget_of, protected, protections, with_attackers
 from fedfa.experiment.record import RoundRecord, evaluation_values
 from fedfa.fleet.clock import Clock
 from fedfa.fleet.devices import build_fleet
@@ -52,7 +54,10 @@ from fedfa.learning.evaluate import Part
 from fedfa.learning.metrics import Function, Metric, metric, name_of
 from fedfa.learning.round import ClientStates, ClientStatesInMemory, RoundStatistics, ServerState, Training
 from fedfa.learning.tensors import Tensors
+from fedfa.protection.accounting import Budget
 from fedfa.trees import NetworkInput, pieces_of, to_device
+
+log = logging.getLogger(__name__)
 
 Callback = Callable[["Experiment", RoundRecord], Mapping[str, Any] | None]
 """Called after each round with the experiment and the round's record; values it returns are added to the record."""
@@ -88,6 +93,9 @@ class Experiment:
         >>> [record.round for record in experiment.rounds(2)]
         [1, 2]
     """
+
+    simulation: ClassVar[bool] = True
+    """Whether clients are simulated; noise then comes from the seed and protects nobody."""
 
     def __init__(
         self,
@@ -137,6 +145,8 @@ class Experiment:
         if planned_rounds is not None:
             layer["rounds"] = planned_rounds
         config = Config.resolve(layer, evaluation_layer(metrics, validation), settings or {})
+        if config.privacy.on and config.privacy.noise is None and planned_rounds is None:
+            raise ConfigError("privacy.epsilon is a budget for all rounds; give their number: planned_rounds=…")
         own = None if isinstance(validation, str) else validation
         self._setup(config, None if isinstance(model, str) else model, data, callbacks, metrics, own)
         self._rounds_are_planned = planned_rounds is not None
@@ -219,7 +229,13 @@ class Experiment:
     @property
     def clients(self) -> Federation:
         """The clients as the algorithm sees them: a single one with all the data, where it pools them."""
+        if self.config.attack.poisons_data:
+            return self._poisoned
         return self.federation.pooled() if self.algorithm.pools_data else self.federation
+
+    @cached_property
+    def _poisoned(self) -> Federation:
+        return with_attackers(self.config, self.federation)
 
     @property
     def sizes(self) -> np.ndarray:
@@ -233,10 +249,20 @@ class Experiment:
 
     @cached_property
     def algorithm(self) -> Algorithm:
-        """The algorithm, with the component that answers diagnostics requests where they are on."""
-        algorithm = self.config.build_algorithm()
-        extra = [*self._extra, *([ClientProbe()] if self.config.diagnostics.on else [])]
+        """The algorithm, with the components of protections and diagnostics where they are on."""
+        config = self.config
+        algorithm = config.build_algorithm()
+        extra = [*self._extra, *([ClientProbe()] if config.diagnostics.on else [])]
+        if protected(config):
+            extra += protections(config, algorithm, self.budget, self._number_of_clients, self.simulation)
         return Algorithm([*algorithm.components, *extra], algorithm.title) if extra else algorithm
+
+    @cached_property
+    def budget(self) -> Budget | None:
+        """The budget of differential privacy, where it is on; noise is calibrated for the planned rounds."""
+        if not self.config.privacy.on:
+            return None
+        return budget_of(self.config, self._number_of_clients, int(np.count_nonzero(self.sizes)))
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -389,7 +415,7 @@ class Experiment:
         with single_thread():
             engine = self.engine()
         try:
-            while self.state.round < last and not self._stopped and not self.choice.out_of_patience():
+            while self.state.round < last and not self._ended():
                 with single_thread(), self._all_or_nothing():
                     record = self._round(engine, observer, last)
                 yield record
@@ -414,6 +440,18 @@ class Experiment:
         finally:
             self._training_now = False
 
+    def _ended(self) -> bool:
+        """Whether training ends here: stopped by a callback, out of patience, or out of the privacy budget."""
+        if self._stopped or self.choice.out_of_patience():
+            return True
+        if self.budget is None or self.budget.allows(self.state.round + 1):
+            return False
+        log.warning(
+            "the privacy budget is spent: another round would exceed privacy.epsilon = %g; stopping after round %d",
+            self.budget.epsilon, self.state.round,
+        )  # fmt: skip
+        return True
+
     def stop(self) -> None:
         """End the training after the current round; for callbacks. A final pass still follows."""
         self._stopped = True
@@ -435,16 +473,22 @@ class Experiment:
             )
         self._state, self._final_state, self._tested = state, None, None
         self._warned = warn_of_round(statistics, self.preprocessing.classes, self._warned)
+        spent: dict[str, Any] = {}
+        if self.budget is not None or self.config.privacy.masks:
+            statistics = replace(statistics, train_loss=None)  # of single clients' data, and not accounted
+        if self.budget is not None:
+            spent = {**self.budget.record(state.round), "clip": float(state.components["privacy"]["clip"])}
         if self.records and self.records[-1].final_pass:  # of a model that is no longer the last one
             self.records.pop()
-        due = state.round % self.config.evaluation.every == 0 or state.round == last
+        ends = state.round == last or (self.budget is not None and not self.budget.allows(state.round + 1))
+        due = state.round % self.config.evaluation.every == 0 or ends
         due = due and bool(statistics.clients or not self.is_personal)  # on a clock nobody may have arrived
         evaluation = evaluation_values(None)
         if due:
             evaluation = evaluate_round(self, engine, state, statistics.clients, self.evaluated_on)
             self.choice.consider(state, evaluation)
         self.observation = None if observer is None else observer.observe(before, state)
-        return self._record(state.round, evaluation, statistics, engine, **on_clock)
+        return self._record(state.round, evaluation, statistics, engine, **on_clock, **spent)
 
     def _final_pass(self, engine: Engine) -> RoundRecord:
         """Every client that holds data contributes once more, and the server step of the final pass follows.

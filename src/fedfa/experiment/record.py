@@ -198,11 +198,13 @@ def whose_accuracy(metrics: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def costs(metrics: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Seconds of training, processor time of the clients, bytes to and from them; virtual seconds on a clock."""
+    """Seconds of training, processor time, bytes to and from clients; virtual seconds, ε and δ where there are some."""
+    spent = [record for record in metrics if record.get("epsilon") is not None]
     return {
         "seconds": round(sum(record["train_seconds"] for record in metrics), 2),
         "cpu_seconds": round(sum(record.get("cpu_seconds", 0.0) for record in metrics), 2),
         "bytes_up": sum(record["bytes_up"] for record in metrics),
         "bytes_down": sum(record["bytes_down"] for record in metrics),
         **({"time": metrics[-1]["time"]} if metrics and "time" in metrics[-1] else {}),
+        **({name: spent[-1][name] for name in ("epsilon", "delta")} if spent else {}),
     }

@@ -217,6 +217,11 @@ def check_same(recorded: Config, asked: Config, path: Path) -> None:
     """
     different = differences(recorded, asked)
     if list(different) == ["rounds"] and asked.rounds > recorded.rounds:
+        if asked.privacy.on:
+            raise RunError(
+                f"{path} cannot be extended: its privacy budget was planned for {recorded.rounds} rounds; start a new "
+                f"run with --rounds {asked.rounds} and another --out"
+            )
         if asked.uses_horizon:
             raise RunError(
                 f"{path} cannot be extended: {asked.algorithm.name!r} follows a schedule over all {recorded.rounds} "

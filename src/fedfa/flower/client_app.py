@@ -4,6 +4,7 @@
 ``query.site``        announce the site (number; for own data also the number of samples and the input shape)
 ``train``             train one round for one client
 ``train.final_pass``  compute the contribution to the pass after the last round (CCVR …)
+``query.secure_…``    stages of a secure sum; ``train.secure`` trains and sends the masked contribution
 ``evaluate``          test a model on the site's test data, with the site's personal layers if the algorithm has them
 ====================  ==============================================================================================
 """
@@ -41,9 +42,10 @@ from fedfa.flower.messages import (  # noqa: E402
     encode_evaluation,
     encode_result,
 )
+from fedfa.flower.secure_site import announce_keys, send_masked, send_shares, share_secrets  # noqa: E402
 from fedfa.flower.site import DataLoader, Site, open_site, own_dataset, own_number, require_model  # noqa: E402
 from fedfa.flower.site_state import SiteState, state_directory  # noqa: E402
-from fedfa.learning.client import MODEL  # noqa: E402
+from fedfa.learning.client import MODEL, ClientResult, RoundPlan  # noqa: E402
 from fedfa.learning.tensors import ComponentTensors  # noqa: E402
 
 log = logging.getLogger("fedfa")
@@ -52,6 +54,8 @@ Handler = Callable[[Message, Context], Message]
 
 FAILED = 1001
 """Code of errors that fedfa reports; Flower's own codes are small numbers."""
+REQUIRE_MASKS = "require-masks"
+"""Node config: whether the site refuses everything but secure sums, whatever the server's config says."""
 _CACHED_SITES = 8
 """Maximum number of cached sites per process; more than one only if a process serves several."""
 
@@ -74,6 +78,10 @@ def make_client_app(
     app.train()(_reporting_errors(handler.train))
     app.train("final_pass")(_reporting_errors(handler.train))
     app.evaluate()(_reporting_errors(handler.evaluate))
+    app.query("secure_keys")(_reporting_errors(announce_keys))
+    app.query("secure_shares")(_reporting_errors(share_secrets))
+    app.train("secure")(_reporting_errors(lambda message, context: send_masked(message, context, handler.train_plan)))
+    app.query("secure_unmask")(_reporting_errors(send_shares))
     return app
 
 
@@ -105,9 +113,10 @@ class _MessageHandler:
         if self.load_data is not None:
             head = RunConfig(context.run_config).head
             dataset = own_dataset(self.load_data(context.node_config), require_model(self.make_model), head)
+            run_config = RunConfig(context.run_config, own_data=True)
             announcement = replace(
                 announcement,
-                samples=len(dataset.train),
+                samples=min(1, len(dataset.train)) if run_config.masks else len(dataset.train),  # its number stays here
                 input_shape=dataset.input_shape,
                 integer_inputs=not dataset.train.is_image and not dataset.train.inputs.is_floating_point(),
             )
@@ -119,25 +128,33 @@ class _MessageHandler:
         self._first_message = False
         instruction, plan = decode_instruction(message.content), decode_plan(message.content)
         site, state = self._site(instruction, context), _state(instruction, context)
+        _refuse_unmasked(site, context)
         client_state, lost = _load_client_state(state, instruction)
         prepared = time.perf_counter()
         (result,) = site.engine.train(plan, [site.client], lambda _: client_state)
         trained = time.perf_counter()
-        # A client that clears its state must not find it again: once there was a version, an empty one counts too.
-        keeps = not plan.final_pass and bool(result.client_state or instruction.versions)
-        if keeps:
-            state.save(plan.round + 1, result.client_state)
-            state.keep_only([*instruction.versions, plan.round + 1])
+        keeps = _keep(state, instruction, plan, result)
         stages = {"prepare": prepared - started, "train": trained - prepared, "keep": time.perf_counter() - trained}
         stages |= {} if age is None else {"start": age}
         reply = SiteResult(replace(result, client_state={}), instruction.run, plan.round, keeps, lost, stages)
         return Message(encode_result(reply), reply_to=message)
+
+    def train_plan(self, message: Message, context: Context, plan: RoundPlan) -> tuple[ClientResult, bool, bool]:
+        """Train for a secure sum: nothing of the result leaves from here."""
+        instruction = decode_instruction(message.content)
+        site, state = self._site(instruction, context), _state(instruction, context)
+        if not site.experiment.config.privacy.masks:
+            raise FederationError("a secure sum needs contributions in fixed point: set privacy.masks = true")
+        client_state, lost = _load_client_state(state, instruction)
+        (result,) = site.engine.train(plan, [site.client], lambda _: client_state)
+        return result, _keep(state, instruction, plan, result), lost
 
     def evaluate(self, message: Message, context: Context) -> Message:
         """Evaluate the model on the site's test data."""
         instruction = decode_instruction(message.content)
         model, broadcast = decode_model(message.content)
         site = self._site(instruction, context)
+        _refuse_unmasked(site, context)
         client_state, _ = _load_client_state(_state(instruction, context), instruction)
         test = site.engine.test_samples(site.client)
         if len(test) == 0:
@@ -177,6 +194,25 @@ def _process_age() -> float | None:
     except (OSError, ValueError, IndexError):
         return None
     return max(0.0, uptime - ticks / os.sysconf("SC_CLK_TCK"))
+
+
+def _keep(state: SiteState, instruction: Instruction, plan: RoundPlan, result: ClientResult) -> bool:
+    """Store the client state after a round; return whether there is any."""
+    # A client that clears its state must not find it again: once there was a version, an empty one counts too.
+    keeps = not plan.final_pass and bool(result.client_state or instruction.versions)
+    if keeps:
+        state.save(plan.round + 1, result.client_state)
+        state.keep_only([*instruction.versions, plan.round + 1])
+    return keeps
+
+
+def _refuse_unmasked(site: Site, context: Context) -> None:
+    """Refuse to send anything of this site alone, where the run or the site's own config rules that out."""
+    if site.experiment.config.privacy.masks or context.node_config.get(REQUIRE_MASKS, False):
+        raise FederationError(
+            "this site takes part in secure sums only (privacy.masks, or require-masks in its node config), but the "
+            "server asked for its own contribution or evaluation"
+        )
 
 
 def _state(instruction: Instruction, context: Context) -> SiteState:

@@ -112,6 +112,11 @@ class RunConfig:
         head = self._layer.get("model", {}).get("head")
         return None if head is None else str(head)
 
+    @property
+    def masks(self) -> bool:
+        """Whether contributions are summed securely."""
+        return bool(self._layer.get("privacy", self._base.get("privacy", {})).get("masks", False))
+
     def check(self) -> None:
         """Reject a config that is invalid for any number of sites, before waiting for sites."""
         clients = self._layer.get("data", {}).get("clients", self.federation.sites or 1)
@@ -146,6 +151,16 @@ class RunConfig:
             raise ConfigError(
                 "fleet.devices simulates devices, and a federation between sites has real ones; leave the keys of "
                 "fleet out, or simulate it with `fedfa run`"
+            )
+        if config.attack.kind != "none":
+            raise ConfigError(
+                f"attack.kind = {config.attack.kind!r}: attackers are simulated, and sites are real; use `fedfa run`"
+            )
+        guarded = config.privacy.on or config.privacy.masks
+        if guarded and (self.federation.evaluation != "server" or self.federation.replace):
+            raise ConfigError(
+                "with [privacy] there are neither evaluations on the sites' data, which would tell of single sites, "
+                'nor sites that replace others; set federation.evaluation = "server" and federation.replace = false'
             )
         if config.diagnostics.on:
             raise ConfigError(

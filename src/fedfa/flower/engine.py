@@ -19,7 +19,14 @@ import torch
 
 from fedfa.errors import ClientError, FederationError
 from fedfa.experiment.experiment import Experiment
-from fedfa.flower.checks import UpdateValidator, contribution_spec, limit_share, resolve_norm_limit, spec_nbytes
+from fedfa.flower.checks import (
+    ContributionSpec,
+    UpdateValidator,
+    contribution_spec,
+    limit_share,
+    resolve_norm_limit,
+    spec_nbytes,
+)
 from fedfa.flower.config import FederationConfig
 from fedfa.flower.messages import (
     BadMessageError,
@@ -130,10 +137,7 @@ class FlowerEngine:
             FederationError: No attempt reached the quorum.
         """
         started = time.monotonic()
-        try:
-            spec = contribution_spec(self._trainer, plan, self._example)
-        except ClientError as error:
-            raise RoundImpossibleError(f"the server itself cannot train from its state: {error}") from None
+        spec = self._spec(plan)
         norm_limit = resolve_norm_limit(self.config.norm_limit, plan.model)
         now = _Round(
             plan, encode_tensors(plan.model, plan.broadcast), client_state,
@@ -166,6 +170,13 @@ class FlowerEngine:
         yield from now.rest()
         now.spend("round", started)
         self._finish(now, clients)
+
+    def _spec(self, plan: RoundPlan) -> ContributionSpec:
+        """What a site's contribution must look like."""
+        try:
+            return contribution_spec(self._trainer, plan, self._example)
+        except ClientError as error:
+            raise RoundImpossibleError(f"the server itself cannot train from its state: {error}") from None
 
     def _quorum(self, clients: int) -> int:
         return max(1, math.ceil(self.config.quorum * clients))
@@ -224,7 +235,7 @@ class FlowerEngine:
             if node is not None:
                 now.problems.pop(client, None)
                 asked[node] = client
-                self._read_versions(client, now)
+                self._read_versions(client, now.client_state, now.plan.round)
                 instruction = encode_instruction(self.instruction(client), now.plan)
                 requests[node] = RecordDict({**now.tensors, "plan": instruction})
                 continue
@@ -305,11 +316,11 @@ class FlowerEngine:
         return int(self.experiment.sizes[client])
 
     # -- versions of the client state -----------------------------------------------------------------------------
-    def _read_versions(self, client: int, now: _Round) -> None:
+    def _read_versions(self, client: int, client_state: Callable[[int], ComponentTensors], round: int) -> None:
         """Read from the run directory which versions of its state a client has."""
-        receipt = now.client_state(client).get(RECEIPT, {}).get("versions")
+        receipt = client_state(client).get(RECEIPT, {}).get("versions")
         found = [] if receipt is None else [int(version) for version in receipt.tolist()]
-        self._versions[client] = self._needed_versions(found, now.plan.round)
+        self._versions[client] = self._needed_versions(found, round)
 
     def _needed_versions(self, versions: Sequence[int], round: int) -> tuple[int, ...]:
         """Versions that may be needed from this round on.

@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ from fedfa.flower.config import FederationConfig, RunConfig  # noqa: E402
 from fedfa.flower.engine import CHECKPOINTS, FlowerEngine, RoundImpossibleError  # noqa: E402
 from fedfa.flower.node_registry import NodeRegistry  # noqa: E402
 from fedfa.flower.operate.keys import site_keys  # noqa: E402
+from fedfa.flower.secure_engine import SecureFlowerEngine  # noqa: E402
 from fedfa.flower.site import (  # noqa: E402
     DataLoader,
     outputs_of,
@@ -48,6 +49,7 @@ from fedfa.flower.site import (  # noqa: E402
     without_data,
 )
 from fedfa.flower.transport import Transport  # noqa: E402
+from fedfa.protection.secure.encoding import SMALLEST  # noqa: E402
 
 log = logging.getLogger("fedfa")
 
@@ -114,6 +116,10 @@ def federate(
     own_data = registry.input_shape is not None
     config = RunConfig(run_config, own_data=own_data)
     settings = _name_own(config.config(sites), network=make_model is not None, data=own_data)
+    if settings.privacy.masks and sites < SMALLEST:
+        raise FederationError(
+            f"privacy.masks = true needs {SMALLEST} sites or more, not {sites}: a sum of two tells each the other's"
+        )
     connected = len(registry.connected)
     log.info("%s with %d sites (%d connected); run directory %s", settings.algorithm.name, sites, connected, out)
 
@@ -123,13 +129,19 @@ def federate(
         data = None
         if own_data:
             data = _without_data(resolved, registry, make_model, load_test_data, run_config)
+            if len(data.dataset.test) == 0 and (resolved.privacy.on or resolved.privacy.masks):
+                raise FederationError(
+                    "the server has no test data, and with [privacy] there are no evaluations on the sites' data; give "
+                    "the server's app load_test_data"
+                )
             if len(data.dataset.test) == 0 and rules.evaluation != "sites":
                 log.warning("the server has no test data: models are evaluated on the sites")
                 rules = rules.model_copy(update={"evaluation": "sites"})
         found = SitesExperiment.from_config(resolved, model=make_model, data=data)
         assert isinstance(found, SitesExperiment)
         _check_evaluation(resolved, found.has_client_models, own_data, rules.evaluation)
-        found.make_engine = lambda: FlowerEngine(found, transport, registry, rules, record.run)
+        kind = SecureFlowerEngine if resolved.privacy.masks else FlowerEngine
+        found.make_engine = lambda: kind(found, transport, registry, rules, record.run)
         found.announced = record.sizes if own_data else None
         return found
 
@@ -173,6 +185,7 @@ def _check_evaluation(config: Config, client_models: bool, own_data: bool, where
 class SitesExperiment(Experiment):
     """An experiment whose clients are sites."""
 
+    simulation: ClassVar[bool] = False
     make_engine: Callable[[], Engine]
     announced: Callable[[int], np.ndarray] | None = None
     """Number of samples of each site as announced by the sites; None where the server knows the split."""

@@ -77,6 +77,9 @@ def open_site(
     if "data-dir" in node_config:
         local["data"] = {"dir": str(node_config["data-dir"])}
     config = Config.resolve(tomllib.loads(settings_text), local)
+    if config.privacy.on:  # a site clips; noise, and how much of it, is the server's
+        clips = config.privacy.model_copy(update={"epsilon": None, "noise": 1.0})
+        config = config.model_copy(update={"privacy": clips})
     if load_data is None:
         experiment = Experiment.from_config(config, model=make_model)
         if not 0 <= client < len(experiment.sizes):

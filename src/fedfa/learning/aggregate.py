@@ -74,7 +74,7 @@ def flatten_contribution(contribution: Contribution) -> Tensors:
 
 
 def unflatten_contribution(flat: Mapping[str, Tensor]) -> Contribution:
-    """The inverse of :func:`flatten_sums`."""
+    """The inverse of :func:`flatten_contribution`."""
     # The name of a group never holds ':' (components may not be named so); that of a tensor may hold anything.
     weights = {path: value for path, value in flat.items() if ":" not in path}
     contribution = {path.removesuffix("#weight"): WeightedSum({}, value) for path, value in weights.items()}
@@ -96,11 +96,14 @@ class Aggregate:
     keep_each: bool = False
     clients: int = 0
     each: list[Contribution] = field(default_factory=list)
+    members: list[int] = field(default_factory=list)
+    """The clients that were added, in order."""
     _sums: Contribution = field(default_factory=dict)
 
-    def add(self, contribution: Contribution) -> None:
+    def add(self, contribution: Contribution, client: int = -1) -> None:
         """Add the contribution of one client."""
         self.clients += 1
+        self.members.append(client)
         if self.keep_each:
             self.each.append(contribution)
         for group, entry in contribution.items():
@@ -114,6 +117,20 @@ class Aggregate:
             mine.weight.add_(entry.weight)
             if entry.tensors:
                 torch._foreach_add_([mine.tensors[name] for name in entry.tensors], list(entry.tensors.values()))
+
+    def with_sums(self, sums: Contribution, clients: int | None = None) -> Aggregate:
+        """The aggregate of the same clients with other sums, e.g. robust or noisy ones; without single contributions.
+
+        Args:
+            sums: In double precision.
+            clients: The number of clients to report instead.
+        """
+        return Aggregate(False, self.clients if clients is None else clients, [], self.members, sums)
+
+    @property
+    def groups(self) -> list[str]:
+        """Names of the groups that at least one client contributed to."""
+        return list(self._sums)
 
     def __contains__(self, group: str) -> bool:
         return group in self._sums

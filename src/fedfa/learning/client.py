@@ -280,6 +280,9 @@ class ClientRound:
             if not isinstance(groups, Mapping) or not all(isinstance(sums, WeightedSum) for sums in groups.values()):
                 raise TypeError(f"component {name!r}: `contribute` returned {groups!r}; return a dict of WeightedSum")
             contribution.update({f"{name}/{group}": entry for group, entry in groups.items()})
+        for protect in self.trainer.algorithm.hooks("protect"):
+            self.progress.stage = "protecting the contribution"
+            contribution = protect(self.ctx, contribution)
         return contribution
 
     def _check_client_state(self) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from fedfa.errors import ConfigError
 from fedfa.learning.random import stream
 
-Selection = Literal["uniform", "size", "authors"]
+Selection = Literal["uniform", "size", "authors", "poisson"]
 
 
 def choose_cohort(
@@ -21,9 +21,10 @@ def choose_cohort(
 
     Args:
         sizes: Samples of each client.
-        count: How many to draw.
+        count: How many to draw; with ``"poisson"``, how many on average.
         selection: ``"uniform"``; ``"size"``, with probability proportional to the number of samples; ``"authors"``,
-            uniform from a generator seeded with ``seed + round``, as the reference code does.
+            uniform from a generator seeded with ``seed + round``, as the reference code does; ``"poisson"``, each
+            client independently with the same probability, drawn again if nobody was.
         seed: Seed of the training.
         round: Counted from 0.
         holders: The clients with samples, where that is known already.
@@ -36,6 +37,11 @@ def choose_cohort(
         )
     if count == 0:
         return []
+    if selection == "poisson":
+        draw = stream(seed, "cohort", round)
+        while not len(drawn := candidates[draw.random(len(candidates)) < count / len(candidates)]):
+            pass
+        return [int(client) for client in draw.permutation(drawn)]
     if selection == "authors":
         state = np.random.RandomState((seed + round) % 2**32)  # it takes no larger ones
         chosen = state.choice(candidates, count, replace=False)

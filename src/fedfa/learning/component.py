@@ -12,11 +12,12 @@ Hooks, in the order in which they run::
                           per batch:  logits → loss → (backward pass) → gradient → (optimiser step) → after_step
                         after_epoch
                       contribute
-      server          step                 sees the aggregate of all contributions
+      server          step       sees the aggregate of all contributions
     evaluation        predict
 
 A component of the final pass (``Traits(final_pass=True)``: CCVR, FedFA's final calibration) runs ``contribute`` on
-every client and ``step`` once, after the last round, instead of in each round.
+every client and ``step`` once, after the last round, instead of in each round. A :class:`Protection` stands between
+``contribute`` and ``step``.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from torch import Tensor
 
 from fedfa.error_messages import validation_message
 from fedfa.errors import AlgorithmError, ConfigError
-from fedfa.learning.aggregate import WeightedSum
+from fedfa.learning.aggregate import Contribution, WeightedSum
 from fedfa.learning.context import Batch, ClientContext, Role, ServerStep, Task
 from fedfa.learning.tensors import ComponentTensors, Tensors
 from fedfa.models.split import SplitModel
@@ -78,6 +79,16 @@ class Traits:
     """Groups of its contribution that no channel may compress; ``"*"``: all, and its broadcast too."""
     late: str = ""
     """Why contributions to an older model cannot be used; policies under which they occur are then refused."""
+    class_states: tuple[str, ...] = ()
+    """Groups of its contribution that hold one row per class and become its broadcast state of the same tensor names.
+    Under differential privacy they travel as differences from what was received."""
+
+
+HOOKS: tuple[str, ...] = (
+    "adapt", "roles", "init", "begin", "logits", "loss", "gradient", "after_step", "after_epoch", "contribute", "step",
+    "predict",
+)  # fmt: skip
+"""All hooks, in the order in which they run."""
 
 
 class Component(BaseModel):
@@ -104,6 +115,8 @@ class Component(BaseModel):
     """Names the component's options, state and contributions; left out, the class name in lower case."""
     traits: ClassVar[Traits] = Traits()
     """What the component needs, offers and refuses."""
+    hooks: ClassVar[tuple[str, ...]] = HOOKS
+    """The methods that a subclass may override."""
 
     def __init__(self, **options: Any) -> None:
         try:
@@ -124,7 +137,7 @@ class Component(BaseModel):
             cls.name = cls.__name__.lower()
         for method, value in vars(cls).items():
             if inspect.isfunction(value) and not method.startswith("_"):
-                if method in HOOKS:
+                if method in cls.hooks:
                     _check_arguments(cls, method, value)
                 else:
                     _refuse_misspelt_hook(cls, method, value)
@@ -138,6 +151,11 @@ class Component(BaseModel):
     def outputs(self) -> Sequence[str]:
         """Names of modules whose outputs each batch carries."""
         return ()
+
+    @property
+    def refuses(self) -> Mapping[str, str]:
+        """Protections (``"robust"``, ``"privacy"``, ``"masks"``) that its options rule out, with the reasons."""
+        return {}
 
     def __repr_args__(self) -> list[tuple[str | None, Any]]:
         """Only the options that differ from their defaults."""
@@ -198,12 +216,6 @@ class Component(BaseModel):
         return logits
 
 
-HOOKS: tuple[str, ...] = (
-    "adapt", "roles", "init", "begin", "logits", "loss", "gradient", "after_step", "after_epoch", "contribute", "step",
-    "predict",
-)  # fmt: skip
-"""All hooks, in the order in which they run."""
-
 _HOOK_ARGUMENTS = {"ctx", "server", "task", "batch"}
 _OTHER_NAMES = {
     "on_batch": "after_step", "on_batch_end": "after_step", "on_step": "after_step", "on_epoch_end": "after_epoch",
@@ -218,19 +230,20 @@ _OTHER_NAMES = {
 
 def _refuse_misspelt_hook(cls: type[Component], method: str, function: Callable[..., Any]) -> None:
     arguments = list(inspect.signature(function).parameters)[1:]
-    near = _OTHER_NAMES.get(method) or next(iter(difflib.get_close_matches(method, HOOKS, 1, 0.75)), None)
+    near = _OTHER_NAMES.get(method) or next(iter(difflib.get_close_matches(method, cls.hooks, 1, 0.75)), None)
     if near is None and not _HOOK_ARGUMENTS & set(arguments):
         return
     meant = f" (did you mean {near!r}?)" if near else ""
     raise AlgorithmError(
         f"{cls.__name__}.{method} looks like a hook, but there is no hook of that name{meant}; the hooks are "
-        f"{', '.join(HOOKS)}. Start the names of helper methods with an underscore"
+        f"{', '.join(cls.hooks)}. Start the names of helper methods with an underscore"
     )
 
 
 def _check_arguments(cls: type[Component], hook: str, function: Callable[..., Any]) -> None:
     """Refuse a hook that cannot be called with the arguments of that hook."""
-    expected = list(inspect.signature(getattr(Component, hook)).parameters)
+    base = next((base for base in cls.__mro__[1:] if hasattr(base, hook)), cls)
+    expected = list(inspect.signature(getattr(base, hook)).parameters)
     try:
         inspect.signature(function).bind(*expected)
     except TypeError:
@@ -239,9 +252,29 @@ def _check_arguments(cls: type[Component], hook: str, function: Callable[..., An
         ) from None
 
 
+class Protection(Component):
+    """A stage between the clients' contributions and the aggregate: it sees those of all components at once.
+
+    Besides the hooks of every component it has two of its own, which run in the final pass too.
+    """
+
+    hooks: ClassVar[tuple[str, ...]] = (*HOOKS, "protect", "combine")
+
+    def protect(self, ctx: ClientContext, contribution: Contribution) -> Contribution:
+        """Transform everything that leaves the client, after every component's ``contribute``."""
+        return contribution
+
+    def combine(self, server: ServerStep) -> None:
+        """Replace ``server.aggregate`` before any component's ``step``."""
+
+
 def overridden(component: Component, hook: str) -> Callable[..., Any] | None:
     """The bound hook if the component defines it, else None."""
-    return getattr(component, hook) if getattr(type(component), hook) is not getattr(Component, hook) else None
+    return getattr(component, hook) if _overrides(type(component), hook) else None
+
+
+def _overrides(kind: type[Component], hook: str) -> bool:
+    return hook in kind.hooks and getattr(kind, hook) is not getattr(Protection, hook)
 
 
 def check_defines_something(kind: type[Component]) -> None:
@@ -250,7 +283,7 @@ def check_defines_something(kind: type[Component]) -> None:
     Raises:
         AlgorithmError: The class is empty.
     """
-    if kind.traits == Traits() and all(getattr(kind, hook) is getattr(Component, hook) for hook in HOOKS):
+    if kind.traits == Traits() and not any(_overrides(kind, hook) for hook in kind.hooks):
         raise AlgorithmError(
-            f"{kind.__name__} overrides no hook, so it would change nothing; override one of {', '.join(HOOKS)}"
+            f"{kind.__name__} overrides no hook, so it would change nothing; override one of {', '.join(kind.hooks)}"
         )

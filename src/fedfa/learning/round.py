@@ -222,7 +222,7 @@ class Training:
         for result in train(request, clients, client_states.load):
             if observer is not None:
                 result = observer.extract(result)
-            aggregate.add(result.contribution)
+            aggregate.add(result.contribution, result.client)
             took_part.append(result.client)
             if not final_pass:
                 client_states.save(result.client, state.round + 1, result.client_state)
@@ -263,15 +263,19 @@ class Training:
             rng=stream(self.seed, "server", state.round),
         )
         stage = "final pass" if final_pass else f"server step of round {state.round + 1}"
+        for combine in self.algorithm.hooks("combine"):
+            _guarded(combine, server, stage)
         for component in self.algorithm.enabled:
             if component.traits.final_pass is final_pass:
-                _step(component, server, stage)
+                _guarded(component.step, server, stage)
         return _updated(server, state.round if final_pass else state.round + 1)
 
 
-def _step(component: Component, server: ServerStep, stage: str) -> None:
+def _guarded(hook: Callable[[ServerStep], None], server: ServerStep, stage: str) -> None:
+    """Call a hook of the server; an error of any kind names component and stage."""
+    component: Component = hook.__self__  # type: ignore[attr-defined]  # a bound method
     try:
-        component.step(server)
+        hook(server)
         _check_state(component.name, server.state[component.name])
     except FedfaError:
         raise

@@ -20,7 +20,7 @@ _EVENTS_SUFFIX = ".fedfa"
 """Suffix of our event files: a second export replaces these and no others."""
 _ROUND_VALUES = (
     "accuracy", "loss", "train_loss", "learning_rate", "train_seconds", "cpu_seconds", "samples_per_second",
-    "bytes_up", "bytes_down",
+    "bytes_up", "bytes_down", "epsilon", "clip",
 )  # fmt: skip
 _MEANS = ("clients", "norm", "extractor", "classifier", "to_mean", "norms", "movement")
 """Lists in the diagnostics that are exported as their mean over clients or classes."""

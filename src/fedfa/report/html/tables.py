@@ -71,21 +71,22 @@ _COLUMNS: tuple[tuple[str, str, str, float, int, bool], ...] = (
     ("cpu_seconds", "CPU s", "processor time of the clients' training", 1, 0, False),
     ("bytes_up", "MB up", "from clients to the server", 1e-6, 1, False),
     ("bytes_down", "MB down", "from the server to clients", 1e-6, 1, False),
+    ("epsilon", "ε", "differential privacy: budget spent", 1, 2, False),
 )
 
 
 def results(chapter: Chapter, method_styles: MethodStyles) -> str:
     """The table of methods, sorted by the mean of the last ten evaluations."""
-    spreads = [[method.over_seeds(key, factor) for key, _, _, factor, _, _ in _COLUMNS] for method in chapter.methods]
+    private = any(method.over_seeds("epsilon", 1) for method in chapter.methods)
+    columns = [column for column in _COLUMNS if private or column[0] != "epsilon"]
+    spreads = [[method.over_seeds(key, factor) for key, _, _, factor, _, _ in columns] for method in chapter.methods]
     if not any(cell for row in spreads for cell in row):
         return ""
     last_ten = [spread.mean if (spread := row[2]) else -1.0 for row in spreads]
     order = sorted(range(len(spreads)), key=lambda place: -last_ten[place])
-    most = [
-        max((cell.mean for row in spreads if (cell := row[column])), default=0.0) for column in range(len(_COLUMNS))
-    ]
+    most = [max((cell.mean for row in spreads if (cell := row[column])), default=0.0) for column in range(len(columns))]
     head = _heads(["method", "seeds", "rounds"])
-    for key, label, meaning, *_ in _COLUMNS:
+    for key, label, meaning, *_ in columns:
         order_mark = ' aria-sort="descending"' if key == "last10_accuracy" else ""
         head += f'<th scope="col" title="{escape(meaning)}"{order_mark}>{escape(label)}</th>'
     rows = []
@@ -93,7 +94,7 @@ def results(chapter: Chapter, method_styles: MethodStyles) -> str:
         method = chapter.methods[place]
         cells = []
         for column, spread in enumerate(spreads[place]):
-            *_, digits, bold = _COLUMNS[column]
+            *_, digits, bold = columns[column]
             mark = " most" if bold and spread and spread.mean == most[column] and len(spreads) > 1 else ""
             value = spread.mean if spread else -1
             cells.append(f'<td data-v="{value:.6g}" class="words{mark}">{_spread(spread, digits, deviation=bold)}</td>')
@@ -104,7 +105,7 @@ def results(chapter: Chapter, method_styles: MethodStyles) -> str:
         rows.append(_row(_named(method, method_styles), first + "".join(cells)))
     several = any(len(method.runs) > 1 for method in chapter.methods)
     seeds_note = "Means over seeds, standard deviations in brackets. " if several else ""
-    meanings = "; ".join(f"{name}: {meaning}" for _, name, meaning, *_ in _COLUMNS)
+    meanings = "; ".join(f"{name}: {meaning}" for _, name, meaning, *_ in columns)
     table = _table(head, rows, "Results by method", " class='sorts'")
     marks = marks_text(marks_of(run.metrics) for run in chapter.runs)
     made = _with_note(table, f"{seeds_note}Bold: the highest. {meanings}. {_fewer(chapter)}{marks}".rstrip())

@@ -1,0 +1,87 @@
+"""The protections that a config asks for: which components they add, what attackers train on, the privacy budget."""
+
+from __future__ import annotations
+
+from fedfa.data import Federation
+from fedfa.errors import AlgorithmError, ConfigError
+from fedfa.experiment.config import Config
+from fedfa.learning.algorithm import Algorithm
+from fedfa.learning.component import Component
+from fedfa.protection import assembly
+from fedfa.protection.accounting import Budget, budget
+from fedfa.protection.attacks import attackers, poisoned
+
+
+def protected(config: Config) -> bool:
+    """Whether anything is added to the algorithm."""
+    guarded = config.privacy.on or config.privacy.masks
+    return guarded or config.aggregation.robust or config.attack.kind != "none"
+
+
+def protections(
+    config: Config, algorithm: Algorithm, budget: Budget | None, clients: int, simulation: bool
+) -> list[Component]:
+    """The components to add to the algorithm.
+
+    Raises:
+        FedfaError: With the reason why something cannot be combined.
+    """
+    if config.privacy.on or config.privacy.masks:
+        _refuse_looks_at_clients(config, algorithm)
+    privacy = None
+    if budget is not None:
+        privacy = assembly.private(algorithm, config.privacy, budget.mechanism, simulation=simulation)
+    masks = config.privacy.masks
+    return assembly.protections(algorithm, config.aggregation, config.attack, privacy, masks, clients, config.seed)
+
+
+def _refuse_looks_at_clients(config: Config, algorithm: Algorithm) -> None:
+    """Refuse whatever tells about single clients beside the protected sum, or changes what was protected."""
+    for section, on in (("fleet", config.fleet.on), ("channel", config.channel.on)):
+        if on:
+            raise ConfigError(
+                f"[privacy] cannot be combined with [{section}]: cohorts that a clock decides on and compressed "
+                "contributions are neither accounted nor summed under masks; leave one of them out"
+            )
+    if config.diagnostics.on:
+        raise ConfigError(
+            "diagnostics look into single clients, which differential privacy and masks rule out; leave "
+            "diagnostics.every and diagnostics.features out"
+        )
+    if config.data.validation is not None and config.data.validation.startswith("clients"):
+        raise ConfigError(
+            f"data.validation = {config.data.validation!r}: accuracies on samples of clients are neither accounted by "
+            'differential privacy nor summed under masks; use "server:0.1", samples that the server itself holds'
+        )
+    whose = config.evaluation.clients or ("cohort" if algorithm.personal_model is not None else "none")
+    if whose != "none":
+        raise AlgorithmError(
+            "differential privacy and masks rule out evaluations of single clients: set evaluation.clients = "
+            '"none", and the global model is evaluated'
+        )
+
+
+def budget_of(config: Config, clients: int, holders: int) -> Budget:
+    """The budget of differential privacy; noise is calibrated for the planned rounds.
+
+    Args:
+        config: What to do.
+        clients: Number of clients.
+        holders: Number of clients with samples, from which cohorts are drawn.
+
+    Raises:
+        ConfigError: Cohorts are drawn in a way that is not accounted.
+    """
+    if config.cohort.selection in ("size", "authors"):
+        raise ConfigError(
+            f'cohort.selection = "{config.cohort.selection}" is not accounted; with differential privacy set it to '
+            '"poisson" or "uniform"'
+        )
+    poisson, cohort = config.cohort.selection == "poisson", config.cohort.count(clients)
+    return budget(config.privacy, poisson=poisson, clients=holders, cohort=cohort, rounds=config.rounds)
+
+
+def with_attackers(config: Config, federation: Federation) -> Federation:
+    """The federation with the samples of attackers poisoned."""
+    chosen = attackers(config.attack, len(federation), config.seed)
+    return poisoned(federation, config.attack, chosen, config.seed)

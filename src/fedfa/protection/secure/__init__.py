@@ -1,0 +1,1 @@
+"""Sums that reveal nothing but themselves: encoding, secret sharing, masks, the protocol of sites and server."""
