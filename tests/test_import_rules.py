@@ -25,9 +25,9 @@ MAY_IMPORT = {
     "algorithms": {"learning", "models", "stacking.products"},
     "stacking": {"learning", "models", "engines.local"},
     "engines": {"learning", "models", "data", "stacking"},
-    "protection": {"learning", "models", "data"},
     "fleet": {"learning"},
     "channel": {"learning"},
+    "protection": {"learning", "models", "data"},
     "diagnostics": {"learning", "models", "data", "engines", "experiment.files"},
     "experiment": {
         "algorithms",
@@ -42,8 +42,8 @@ MAY_IMPORT = {
         "protection",
     },
     "paper": {"experiment", "diagnostics", "protection", "learning", "algorithms", "models", "data", "engines"},
-    "report": {"fleet", "protection", "paper", "experiment", "diagnostics", "learning", "algorithms", "models", "data"},
-    "flower": {"experiment", "protection", "learning", "models", "data", "engines"},
+    "report": {"fleet", "paper", "experiment", "diagnostics", "protection", "learning", "algorithms", "models", "data"},
+    "flower": {"experiment", "learning", "models", "data", "engines", "protection"},
 }
 """Packages and modules of fedfa that the modules of a package may import, besides those of the package itself and
 single modules at the top. ``cli`` may import everything; nothing imports ``cli``."""

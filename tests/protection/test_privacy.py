@@ -270,6 +270,8 @@ def test_what_is_not_accounted_is_refused(blobs: DataSet) -> None:
         return str(caught.value)
 
     assert "diagnostics look into single clients" in refused({"diagnostics": {"every": 1}})
+    assert "cannot be combined with [fleet]" in refused({"fleet": {"devices": "equal"}})
+    assert "cannot be combined with [channel]" in refused({"channel": {"up": "int8"}})
     assert "compares single contributions" in refused({"aggregation": {"rule": "median"}})
     assert "final pass" in refused({"algorithm": {"final": {"steps": 5}}}, "fedfa") or "not accounted" in refused(
         {"algorithm": {"final": {"steps": 5}}}, "fedfa"

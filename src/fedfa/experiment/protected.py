@@ -36,15 +36,13 @@ def protections(
 
 
 def _refuse_looks_at_clients(config: Config, algorithm: Algorithm) -> None:
-    """Refuse whatever tells about single clients beside the protected sum, or changes what they send after it."""
-    if config.fleet.on or config.channel.on:
-        what = (
-            "fleet.devices decides who arrives when" if config.fleet.on else "channel.up and channel.down change values"
-        )
-        raise ConfigError(
-            f"{what}, which differential privacy does not account for and masks do not survive; leave the keys of "
-            f"{'fleet' if config.fleet.on else 'channel'} out"
-        )
+    """Refuse whatever tells about single clients beside the protected sum, or changes what was protected."""
+    for section, on in (("fleet", config.fleet.on), ("channel", config.channel.on)):
+        if on:
+            raise ConfigError(
+                f"[privacy] cannot be combined with [{section}]: cohorts that a clock decides on and compressed "
+                "contributions are neither accounted nor summed under masks; leave one of them out"
+            )
     if config.diagnostics.on:
         raise ConfigError(
             "diagnostics look into single clients, which differential privacy and masks rule out; leave "

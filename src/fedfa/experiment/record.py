@@ -198,7 +198,7 @@ def whose_accuracy(metrics: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def costs(metrics: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Seconds of training, processor time of the clients, bytes to and from them; virtual seconds on a clock; ε, δ."""
+    """Seconds of training, processor time, bytes to and from clients; virtual seconds, ε and δ where there are some."""
     spent = [record for record in metrics if record.get("epsilon") is not None]
     return {
         "seconds": round(sum(record["train_seconds"] for record in metrics), 2),

@@ -114,10 +114,9 @@ class _MessageHandler:
             head = RunConfig(context.run_config).head
             dataset = own_dataset(self.load_data(context.node_config), require_model(self.make_model), head)
             run_config = RunConfig(context.run_config, own_data=True)
-            samples = min(1, len(dataset.train)) if run_config.masks else len(dataset.train)  # its number stays here
             announcement = replace(
                 announcement,
-                samples=samples,
+                samples=min(1, len(dataset.train)) if run_config.masks else len(dataset.train),  # its number stays here
                 input_shape=dataset.input_shape,
                 integer_inputs=not dataset.train.is_image and not dataset.train.inputs.is_floating_point(),
             )

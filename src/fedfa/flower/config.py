@@ -142,16 +142,6 @@ class RunConfig:
                 f"{config.algorithm.name!r} pools the data of all clients, which a federation between sites exists to "
                 "avoid; run it with `fedfa run`"
             )
-        if config.attack.kind != "none":
-            raise ConfigError(
-                f"attack.kind = {config.attack.kind!r}: attackers are simulated, and sites are real; use `fedfa run`"
-            )
-        guarded = config.privacy.on or config.privacy.masks
-        if guarded and (self.federation.evaluation != "server" or self.federation.replace):
-            raise ConfigError(
-                "with [privacy] there are neither evaluations on the sites' data, which would tell of single sites, "
-                'nor sites that replace others; set federation.evaluation = "server" and federation.replace = false'
-            )
         if config.channel.on:
             raise ConfigError(
                 "channel.up and channel.down compress in the simulator only; leave them out, or simulate the "
@@ -161,6 +151,16 @@ class RunConfig:
             raise ConfigError(
                 "fleet.devices simulates devices, and a federation between sites has real ones; leave the keys of "
                 "fleet out, or simulate it with `fedfa run`"
+            )
+        if config.attack.kind != "none":
+            raise ConfigError(
+                f"attack.kind = {config.attack.kind!r}: attackers are simulated, and sites are real; use `fedfa run`"
+            )
+        guarded = config.privacy.on or config.privacy.masks
+        if guarded and (self.federation.evaluation != "server" or self.federation.replace):
+            raise ConfigError(
+                "with [privacy] there are neither evaluations on the sites' data, which would tell of single sites, "
+                'nor sites that replace others; set federation.evaluation = "server" and federation.replace = false'
             )
         if config.diagnostics.on:
             raise ConfigError(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fedfa.errors import AlgorithmError
-from fedfa.learning.component import HOOKS, Component, check_defines_something, overridden
+from fedfa.learning.component import Component, Protection, check_defines_something, overridden
 from fedfa.learning.context import Role, Task
 from fedfa.learning.random import stream
 from fedfa.learning.tensors import ComponentTensors
@@ -98,7 +98,9 @@ class Algorithm:
 
     def _overridden_hooks(self, final_pass: bool) -> dict[str, list[Callable[..., Any]]]:
         chosen = [component for component in self.enabled if component.traits.final_pass is final_pass]
-        return {hook: [call for one in chosen if (call := overridden(one, hook)) is not None] for hook in HOOKS}
+        return {
+            hook: [call for one in chosen if (call := overridden(one, hook)) is not None] for hook in Protection.hooks
+        }
 
     def hooks(self, name: str, *, final_pass: bool = False) -> list[Callable[..., Any]]:
         """The overridden hooks of this name, in order: those of the rounds, or those of the final pass."""

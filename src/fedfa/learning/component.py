@@ -11,12 +11,13 @@ Hooks, in the order in which they run::
       client            begin
                           per batch:  logits → loss → (backward pass) → gradient → (optimiser step) → after_step
                         after_epoch
-                      contribute → protect
-      server          combine → step       see the aggregate of all contributions
+                      contribute
+      server          step       sees the aggregate of all contributions
     evaluation        predict
 
 A component of the final pass (``Traits(final_pass=True)``: CCVR, FedFA's final calibration) runs ``contribute`` on
-every client and ``step`` once, after the last round, instead of in each round.
+every client and ``step`` once, after the last round, instead of in each round. A :class:`Protection` stands between
+``contribute`` and ``step``.
 """
 
 from __future__ import annotations
@@ -72,15 +73,22 @@ class Traits:
     """Its client state is a model of the client's own, by the names of the model's tensors, beside the global one."""
     final_pass: bool = False
     """Runs once after the last round, on all clients, instead of in each round."""
-    class_states: tuple[str, ...] = ()
-    """Groups of its contribution that hold one row per class and become its broadcast state of the same tensor names.
-    Under differential privacy they travel as differences from what was received."""
     stale: Mapping[str, Literal["damp", "weigh", "keep"]] = field(default_factory=dict)
     """How groups of its contribution are scaled where they arrive late, if not as usual; see fedfa.fleet.staleness."""
     exact: tuple[str, ...] = ()
     """Groups of its contribution that no channel may compress; ``"*"``: all, and its broadcast too."""
     late: str = ""
     """Why contributions to an older model cannot be used; policies under which they occur are then refused."""
+    class_states: tuple[str, ...] = ()
+    """Groups of its contribution that hold one row per class and become its broadcast state of the same tensor names.
+    Under differential privacy they travel as differences from what was received."""
+
+
+HOOKS: tuple[str, ...] = (
+    "adapt", "roles", "init", "begin", "logits", "loss", "gradient", "after_step", "after_epoch", "contribute", "step",
+    "predict",
+)  # fmt: skip
+"""All hooks, in the order in which they run."""
 
 
 class Component(BaseModel):
@@ -107,6 +115,8 @@ class Component(BaseModel):
     """Names the component's options, state and contributions; left out, the class name in lower case."""
     traits: ClassVar[Traits] = Traits()
     """What the component needs, offers and refuses."""
+    hooks: ClassVar[tuple[str, ...]] = HOOKS
+    """The methods that a subclass may override."""
 
     def __init__(self, **options: Any) -> None:
         try:
@@ -127,7 +137,7 @@ class Component(BaseModel):
             cls.name = cls.__name__.lower()
         for method, value in vars(cls).items():
             if inspect.isfunction(value) and not method.startswith("_"):
-                if method in HOOKS:
+                if method in cls.hooks:
                     _check_arguments(cls, method, value)
                 else:
                     _refuse_misspelt_hook(cls, method, value)
@@ -196,17 +206,7 @@ class Component(BaseModel):
         """Return what goes to the server, by group; ``ctx.update`` is known."""
         return {}
 
-    def protect(self, ctx: ClientContext, contribution: Contribution) -> Contribution:
-        """Transform everything that leaves the client, after every component's ``contribute``; in the final pass too.
-
-        For protections, which must see the contributions of all components at once.
-        """
-        return contribution
-
     # -- server -----------------------------------------------------------------------------------------------
-    def combine(self, server: ServerStep) -> None:
-        """Replace ``server.aggregate`` before any component's ``step``; in the final pass too."""
-
     def step(self, server: ServerStep) -> None:
         """Update ``server.state[self.name]``; set or transform ``server.update``."""
 
@@ -215,12 +215,6 @@ class Component(BaseModel):
         """Transform the scores ``[N, C]`` whose largest is the predicted class."""
         return logits
 
-
-HOOKS: tuple[str, ...] = (
-    "adapt", "roles", "init", "begin", "logits", "loss", "gradient", "after_step", "after_epoch", "contribute",
-    "protect", "combine", "step", "predict",
-)  # fmt: skip
-"""All hooks, in the order in which they run."""
 
 _HOOK_ARGUMENTS = {"ctx", "server", "task", "batch"}
 _OTHER_NAMES = {
@@ -236,19 +230,20 @@ _OTHER_NAMES = {
 
 def _refuse_misspelt_hook(cls: type[Component], method: str, function: Callable[..., Any]) -> None:
     arguments = list(inspect.signature(function).parameters)[1:]
-    near = _OTHER_NAMES.get(method) or next(iter(difflib.get_close_matches(method, HOOKS, 1, 0.75)), None)
+    near = _OTHER_NAMES.get(method) or next(iter(difflib.get_close_matches(method, cls.hooks, 1, 0.75)), None)
     if near is None and not _HOOK_ARGUMENTS & set(arguments):
         return
     meant = f" (did you mean {near!r}?)" if near else ""
     raise AlgorithmError(
         f"{cls.__name__}.{method} looks like a hook, but there is no hook of that name{meant}; the hooks are "
-        f"{', '.join(HOOKS)}. Start the names of helper methods with an underscore"
+        f"{', '.join(cls.hooks)}. Start the names of helper methods with an underscore"
     )
 
 
 def _check_arguments(cls: type[Component], hook: str, function: Callable[..., Any]) -> None:
     """Refuse a hook that cannot be called with the arguments of that hook."""
-    expected = list(inspect.signature(getattr(Component, hook)).parameters)
+    base = next((base for base in cls.__mro__[1:] if hasattr(base, hook)), cls)
+    expected = list(inspect.signature(getattr(base, hook)).parameters)
     try:
         inspect.signature(function).bind(*expected)
     except TypeError:
@@ -257,9 +252,29 @@ def _check_arguments(cls: type[Component], hook: str, function: Callable[..., An
         ) from None
 
 
+class Protection(Component):
+    """A stage between the clients' contributions and the aggregate: it sees those of all components at once.
+
+    Besides the hooks of every component it has two of its own, which run in the final pass too.
+    """
+
+    hooks: ClassVar[tuple[str, ...]] = (*HOOKS, "protect", "combine")
+
+    def protect(self, ctx: ClientContext, contribution: Contribution) -> Contribution:
+        """Transform everything that leaves the client, after every component's ``contribute``."""
+        return contribution
+
+    def combine(self, server: ServerStep) -> None:
+        """Replace ``server.aggregate`` before any component's ``step``."""
+
+
 def overridden(component: Component, hook: str) -> Callable[..., Any] | None:
     """The bound hook if the component defines it, else None."""
-    return getattr(component, hook) if getattr(type(component), hook) is not getattr(Component, hook) else None
+    return getattr(component, hook) if _overrides(type(component), hook) else None
+
+
+def _overrides(kind: type[Component], hook: str) -> bool:
+    return hook in kind.hooks and getattr(kind, hook) is not getattr(Protection, hook)
 
 
 def check_defines_something(kind: type[Component]) -> None:
@@ -268,7 +283,7 @@ def check_defines_something(kind: type[Component]) -> None:
     Raises:
         AlgorithmError: The class is empty.
     """
-    if kind.traits == Traits() and all(getattr(kind, hook) is getattr(Component, hook) for hook in HOOKS):
+    if kind.traits == Traits() and not any(_overrides(kind, hook) for hook in kind.hooks):
         raise AlgorithmError(
-            f"{kind.__name__} overrides no hook, so it would change nothing; override one of {', '.join(HOOKS)}"
+            f"{kind.__name__} overrides no hook, so it would change nothing; override one of {', '.join(kind.hooks)}"
         )

@@ -30,7 +30,7 @@ from torch import Tensor
 from fedfa.data import DataSet, Federation, Samples
 from fedfa.errors import ConfigError
 from fedfa.learning.aggregate import Aggregate, Contribution
-from fedfa.learning.component import Component, Traits
+from fedfa.learning.component import Protection, Traits
 from fedfa.learning.context import ServerStep, Task
 from fedfa.learning.random import stream
 from fedfa.learning.tensors import Tensors
@@ -54,7 +54,7 @@ def attackers(config: AttackConfig, clients: int, seed: int) -> list[int]:
     return sorted(int(client) for client in chosen)
 
 
-class Attack(Component):
+class Attack(Protection):
     """Replaces what the attackers send."""
 
     name = NAME

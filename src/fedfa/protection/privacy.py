@@ -27,7 +27,7 @@ from torch import Tensor
 
 from fedfa.errors import AlgorithmError
 from fedfa.learning.aggregate import Contribution, WeightedSum
-from fedfa.learning.component import Component, Traits
+from fedfa.learning.component import Protection, Traits
 from fedfa.learning.context import ClientContext, Role, ServerStep, Task
 from fedfa.learning.tensors import Tensors
 from fedfa.protection.changes import changes_of, received
@@ -39,7 +39,7 @@ _ROUNDING = 1 - 1e-6
 """Contributions are clipped this little below C, so that rounding them to single precision cannot exceed it."""
 
 
-class Privacy(Component):
+class Privacy(Protection):
     """Clips on the client, adds noise on the server."""
 
     name = NAME

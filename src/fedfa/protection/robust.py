@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedfa.learning.aggregate import Aggregate, Contribution, WeightedSum
-from fedfa.learning.component import Component, Traits
+from fedfa.learning.component import Protection, Traits
 from fedfa.learning.context import ServerStep
 from fedfa.learning.tensors import Tensors
 from fedfa.protection import rules
@@ -28,7 +28,7 @@ from fedfa.protection.settings import RuleName
 NAME = "robust"
 
 
-class RobustRule(Component):
+class RobustRule(Protection):
     """Replaces the sums of the cohort by a robust centre times the cohort's weight."""
 
     name = NAME

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedfa.errors import AlgorithmError
 from fedfa.learning.aggregate import Contribution, WeightedSum, flatten_contribution, unflatten_contribution
-from fedfa.learning.component import Component
+from fedfa.learning.component import Protection
 from fedfa.learning.context import ClientContext, Role, Task
 from fedfa.learning.tensors import Tensors
 
@@ -29,7 +29,7 @@ SMALLEST = 3
 """Smallest number of clients in a sum: of two, each would know the other's contribution."""
 
 
-class FixedPoint(Component):
+class FixedPoint(Protection):
     """Rounds everything that leaves a client to fixed point."""
 
     name = "encoding"
