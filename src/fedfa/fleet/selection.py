@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedfa.errors import ConfigError
 from fedfa.fleet.availability import DailyAvailability, Ints
 from fedfa.learning.cohort import Selection, choose_cohort
 from fedfa.learning.random import stream
@@ -35,6 +36,13 @@ class Selector:
     selection: Selection
     seed: int
     availability: DailyAvailability | None = None
+
+    def __post_init__(self) -> None:
+        if self.selection == "poisson":
+            raise ConfigError(
+                'cohort.selection = "poisson" draws cohorts of random size, which a clock does not know; choose another '
+                "selection, or leave the keys of fleet out"
+            )
 
     def select(self, count: int, time: float, number: int, busy: Set[int]) -> list[int]:
         """At most this many clients: fewer only where there are no more.
