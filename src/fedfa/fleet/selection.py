@@ -40,8 +40,8 @@ class Selector:
     def __post_init__(self) -> None:
         if self.selection == "poisson":
             raise ConfigError(
-                'cohort.selection = "poisson" draws cohorts of random size, which a clock does not know; choose another '
-                "selection, or leave the keys of fleet out"
+                'cohort.selection = "poisson" draws cohorts of random size, which a clock does not know; choose '
+                "another selection, or leave the keys of fleet out"
             )
 
     def select(self, count: int, time: float, number: int, busy: Set[int]) -> list[int]:
