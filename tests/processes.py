@@ -1,6 +1,6 @@
 """Queries about processes for tests."""
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 
 def is_running(pid: int) -> bool:

@@ -65,7 +65,7 @@ def inline_markdown(text: str) -> str:
     )
 
 
-class Roles(griffe.Extension):  # type: ignore[misc, unused-ignore]
+class Roles(griffe.Extension):  # type: ignore[misc, unused-ignore]  # untyped where griffe is missing
     """Lets mkdocstrings show the roles in docstrings as links to the public names, or as code."""
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:

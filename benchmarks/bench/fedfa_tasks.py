@@ -117,8 +117,8 @@ def wrap_steps(experiment: Experiment, wrap: Callable[[Callable[..., Any], str],
     for name in HOOKS:
         hooks = experiment.algorithm.hooks(name)
         # Bound methods have __self__; replacing them, and a method below, is the purpose of the profile.
-        hooks[:] = [wrap(hook, f"hook {hook.__self__.name}: {name}") for hook in hooks]  # type: ignore[attr-defined]
-    ClientSamples.batch = wrap(ClientSamples.batch, "batch")  # type: ignore[method-assign]
+        hooks[:] = [wrap(hook, f"hook {hook.__self__.name}: {name}") for hook in hooks]  # type: ignore[attr-defined]  # bound
+    ClientSamples.batch = wrap(ClientSamples.batch, "batch")  # type: ignore[method-assign]  # on purpose
 
 
 def write_arrays(task: Task, directory: Path) -> None:

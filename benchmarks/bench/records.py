@@ -29,7 +29,7 @@ def measure_section(section: Section, repetitions: int, arrays: Path, notify: Ca
         order = rotated(section.contenders, 2 * repetition)
         prefix = f"{section.name} {repetition + 1}/{repetitions}: "
         # (mypy cannot infer the type of a lambda with a default argument.)
-        reports = measure_interleaved(order, arrays, lambda news, prefix=prefix: notify(prefix + news))  # type: ignore[misc]
+        reports = measure_interleaved(order, arrays, lambda news, prefix=prefix: notify(prefix + news))  # type: ignore[misc]  # bound now
         for contender, report in zip(order, reports, strict=True):
             measurements[contender.name].append(report)
     return {

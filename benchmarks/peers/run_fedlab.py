@@ -33,10 +33,10 @@ sys.modules.update(
     {"torchvision": vision, "torchvision.transforms": vision.transforms, "torchvision.datasets": vision.datasets}
 )
 
-from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer  # noqa: E402
-from fedlab.contrib.algorithm.basic_server import SyncServerHandler  # noqa: E402
-from fedlab.contrib.dataset.basic_dataset import BaseDataset, FedDataset  # noqa: E402
-from fedlab.core.standalone import StandalonePipeline  # noqa: E402
+from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
+from fedlab.contrib.algorithm.basic_server import SyncServerHandler
+from fedlab.contrib.dataset.basic_dataset import BaseDataset, FedDataset
+from fedlab.core.standalone import StandalonePipeline
 
 
 class Batches:

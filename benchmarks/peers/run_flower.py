@@ -18,13 +18,13 @@ os.environ.update(
     OMP_NUM_THREADS="1", BENCH_TASK=options.task,
 )  # fmt: skip
 
-from flower_client import client, task  # noqa: E402
-from flwr.app import ArrayRecord, Context  # noqa: E402
-from flwr.serverapp import Grid, ServerApp  # noqa: E402
-from flwr.serverapp.strategy import FedAvg  # noqa: E402
-from flwr.simulation import run_simulation  # noqa: E402
+from flower_client import client, task
+from flwr.app import ArrayRecord, Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.simulation import run_simulation
 
-from benchmarks.bench.contender_api import clock, network, report  # noqa: E402
+from benchmarks.bench.contender_api import clock, network, report
 
 server = ServerApp()
 ends = []

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import pytest
 
 from fedfa.experiment.run import run

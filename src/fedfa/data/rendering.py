@@ -225,5 +225,5 @@ def _blur(picture: Floats, sigma: Floats) -> Floats:
         padded = np.pad(picture, pad, mode="edge")
         shifted = (np.take(padded, np.arange(k, k + PICTURE), axis=axis) for k in range(7))
         # `sum` is typed as possibly 0, for an empty sequence.
-        picture = sum(part * kernel[:, k, None, None, None] for k, part in enumerate(shifted))  # type: ignore[assignment]
+        picture = sum(part * kernel[:, k, None, None, None] for k, part in enumerate(shifted))  # type: ignore[assignment]  # sum of arrays
     return picture

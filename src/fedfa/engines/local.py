@@ -53,7 +53,7 @@ class LocalEngine:
         keep_freed_memory()
         # Convolutions are fastest in channels-last memory; the values are the same. (torch's type stubs lack this
         # combination of arguments.)
-        model.module.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model.module.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
         self.federation, self.device, self.evaluation_batch = federation, device, evaluation_batch
         self._arguments = (federation, model, algorithm, roles)
         self.model, self.algorithm, self.roles, self.stacked = model, algorithm, roles, stacked

@@ -88,6 +88,28 @@ def digest_of(data: bytes | str) -> str:
     return hashlib.blake2b(data.encode() if isinstance(data, str) else data, digest_size=16).hexdigest()
 
 
+def marks_of(files: Iterable[Path]) -> dict[str, str]:
+    """Length and digest of each file as it is now, by its name; later lines may follow."""
+    contents = {file.name: file.read_bytes() for file in files if file.exists()}
+    return {name: f"{len(content)}:{digest_of(content)}" for name, content in contents.items()}
+
+
+def check_marks(directory: Path, marks: str | dict[str, str]) -> None:
+    """Refuse files that do not begin as they were.
+
+    Raises:
+        RunError: One was changed or cut.
+    """
+    try:
+        for name, mark in (json.loads(marks) if isinstance(marks, str) else marks).items():
+            length, digest = mark.split(":")
+            path = directory / Path(name).name
+            if not path.exists() or digest_of(path.read_bytes()[: int(length)]) != digest:
+                raise RunError(f"{path} was changed or cut after it was recorded; put back a copy")
+    except (ValueError, AttributeError) as error:
+        raise RunError(f"the digests in {directory} are damaged ({error}); put back a copy") from None
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON object with a digest of itself."""
     digest = digest_of(json.dumps(content, sort_keys=True))

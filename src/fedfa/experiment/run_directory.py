@@ -40,8 +40,10 @@ from fedfa.errors import RunError
 from fedfa.experiment.config import Config, read_toml
 from fedfa.experiment.files import (
     append_line,
+    check_marks,
     digest_of,
     load_tensors,
+    marks_of,
     read_json,
     read_lines,
     read_notes,
@@ -173,7 +175,7 @@ class RunDirectory:
         except (KeyError, ValueError, TypeError) as error:
             raise RunError(f"{checkpoint} is damaged ({type(error).__name__}: {error}); put back a copy") from None
         if (marks := read_notes(checkpoint).get(_RECORD)) is not None:
-            self._check_marks(marks)
+            check_marks(self.path, marks)
         return state
 
     def roll_back(self) -> int | None:
@@ -396,7 +398,7 @@ class RunDirectory:
                 raise RunError(f"{path} is damaged ({missing[0]} is missing); put back a copy")
         except RunError as error:
             raise RunError(f"{error}, or delete it and resume the run, which writes it anew") from None
-        self._check_marks(summary.pop(_RECORD, {}))
+        check_marks(self.path, summary.pop(_RECORD, {}))
         return summary
 
     def preprocessing(self) -> Preprocessing | None:
@@ -427,24 +429,7 @@ class RunDirectory:
 
     def _marks(self) -> dict[str, str]:
         """Length and digest of each file of JSON lines as it is now."""
-        files = [self.path / "metrics.jsonl", self.diagnostics.lines]
-        contents = {file.name: file.read_bytes() for file in files if file.exists()}
-        return {name: f"{len(content)}:{digest_of(content)}" for name, content in contents.items()}
-
-    def _check_marks(self, marks: str | dict[str, str]) -> None:
-        """Refuse files of JSON lines that do not begin as they were.
-
-        Raises:
-            RunError: One was changed or cut.
-        """
-        try:
-            for name, mark in (json.loads(marks) if isinstance(marks, str) else marks).items():
-                length, digest = mark.split(":")
-                path = self.path / Path(name).name
-                if not path.exists() or digest_of(path.read_bytes()[: int(length)]) != digest:
-                    raise RunError(f"{path} was changed or cut after it was recorded; put back a copy")
-        except (ValueError, AttributeError) as error:
-            raise RunError(f"the digests in {self.path} are damaged ({error}); put back a copy") from None
+        return marks_of([self.path / "metrics.jsonl", self.diagnostics.lines])
 
     def _settle(self) -> None:
         settle(self.path / "metrics.jsonl")

@@ -22,15 +22,15 @@ from pathlib import Path
 from fedfa.flower.environment import disable_telemetry
 
 disable_telemetry()
-from flwr.app import Context, Error, Message  # noqa: E402  (Flower reads the environment when it is imported)
-from flwr.clientapp import ClientApp  # noqa: E402
-from flwr.clientapp.typing import Mod  # noqa: E402
+from flwr.app import Context, Error, Message
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
 
-import fedfa  # noqa: E402
-from fedfa.errors import DataError, FederationError, FedfaError, RunError  # noqa: E402
-from fedfa.experiment.build import ModelSource  # noqa: E402
-from fedfa.flower.config import RunConfig  # noqa: E402
-from fedfa.flower.messages import (  # noqa: E402
+import fedfa
+from fedfa.errors import DataError, FederationError, FedfaError, RunError
+from fedfa.experiment.build import ModelSource
+from fedfa.flower.config import RunConfig
+from fedfa.flower.messages import (
     Announcement,
     Instruction,
     SiteEvaluation,
@@ -42,11 +42,11 @@ from fedfa.flower.messages import (  # noqa: E402
     encode_evaluation,
     encode_result,
 )
-from fedfa.flower.secure_site import announce_keys, send_masked, send_shares, share_secrets  # noqa: E402
-from fedfa.flower.site import DataLoader, Site, open_site, own_dataset, own_number, require_model  # noqa: E402
-from fedfa.flower.site_state import SiteState, state_directory  # noqa: E402
-from fedfa.learning.client import MODEL, ClientResult, RoundPlan  # noqa: E402
-from fedfa.learning.tensors import ComponentTensors  # noqa: E402
+from fedfa.flower.secure_site import announce_keys, send_masked, send_shares, share_secrets
+from fedfa.flower.site import DataLoader, Site, open_site, own_dataset, own_number, require_model
+from fedfa.flower.site_state import SiteState, state_directory
+from fedfa.learning.client import MODEL, ClientResult, RoundPlan
+from fedfa.learning.tensors import ComponentTensors
 
 log = logging.getLogger("fedfa")
 

@@ -29,13 +29,13 @@ from torch import Tensor
 from fedfa.flower.environment import disable_telemetry
 
 disable_telemetry()
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict  # noqa: E402  (Flower reads the environment on import)
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from fedfa.learning.aggregate import flatten_contribution, unflatten_contribution  # noqa: E402
-from fedfa.learning.client import ClientResult, RoundPlan  # noqa: E402
-from fedfa.learning.context import LocalTraining  # noqa: E402
-from fedfa.learning.evaluate import Evaluation  # noqa: E402
-from fedfa.learning.tensors import ComponentTensors, Tensors  # noqa: E402
+from fedfa.learning.aggregate import flatten_contribution, unflatten_contribution
+from fedfa.learning.client import ClientResult, RoundPlan
+from fedfa.learning.context import LocalTraining
+from fedfa.learning.evaluate import Evaluation
+from fedfa.learning.tensors import ComponentTensors, Tensors
 
 PACKED = "fedfa.packed"
 """Name and format of the one array in a record: length of the manifest, manifest (JSON: name, dtype and shape of each

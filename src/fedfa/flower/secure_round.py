@@ -134,7 +134,7 @@ class SecureRound:
                 if isinstance(reply, str):
                     raise BadMessageError(reply)
                 decoded = decode(reply)
-                sender = decoded[0].client if isinstance(decoded, tuple) else decoded.client  # type: ignore[attr-defined]
+                sender = decoded[0].client if isinstance(decoded, tuple) else decoded.client  # type: ignore[attr-defined]  # all have it
                 if sender != client:
                     raise BadMessageError(f"it is from client {sender}")
                 found[client] = decoded

@@ -22,25 +22,25 @@ import torch
 from fedfa.flower.environment import disable_telemetry
 
 disable_telemetry()
-from flwr.app import Context  # noqa: E402  (Flower reads the environment when it is imported)
-from flwr.serverapp import Grid, ServerApp  # noqa: E402
-from flwr.supercore.exit import add_exit_handler  # noqa: E402
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.exit import add_exit_handler
 
-from fedfa.data import Federation  # noqa: E402
-from fedfa.engines.engine import Engine  # noqa: E402
-from fedfa.errors import ConfigError, FederationError, FedfaError, RunError  # noqa: E402
-from fedfa.experiment.build import ModelSource  # noqa: E402
-from fedfa.experiment.config import OWN, Config  # noqa: E402
-from fedfa.experiment.experiment import Experiment  # noqa: E402
-from fedfa.experiment.files import read_json, write_json  # noqa: E402
-from fedfa.experiment.run import RunResult, run  # noqa: E402
-from fedfa.experiment.run_directory import RunDirectory  # noqa: E402
-from fedfa.flower.config import FederationConfig, RunConfig  # noqa: E402
-from fedfa.flower.engine import CHECKPOINTS, FlowerEngine, RoundImpossibleError  # noqa: E402
-from fedfa.flower.node_registry import NodeRegistry  # noqa: E402
-from fedfa.flower.operate.keys import site_keys  # noqa: E402
-from fedfa.flower.secure_engine import SecureFlowerEngine  # noqa: E402
-from fedfa.flower.site import (  # noqa: E402
+from fedfa.data import Federation
+from fedfa.engines.engine import Engine
+from fedfa.errors import ConfigError, FederationError, FedfaError, RunError
+from fedfa.experiment.build import ModelSource
+from fedfa.experiment.config import OWN, Config
+from fedfa.experiment.experiment import Experiment
+from fedfa.experiment.files import read_json, write_json
+from fedfa.experiment.run import RunResult, run
+from fedfa.experiment.run_directory import RunDirectory
+from fedfa.flower.config import FederationConfig, RunConfig
+from fedfa.flower.engine import CHECKPOINTS, FlowerEngine, RoundImpossibleError
+from fedfa.flower.node_registry import NodeRegistry
+from fedfa.flower.operate.keys import site_keys
+from fedfa.flower.secure_engine import SecureFlowerEngine
+from fedfa.flower.site import (
     DataLoader,
     outputs_of,
     own_test_data,
@@ -48,8 +48,8 @@ from fedfa.flower.site import (  # noqa: E402
     require_model,
     without_data,
 )
-from fedfa.flower.transport import Transport  # noqa: E402
-from fedfa.protection.secure.encoding import SMALLEST  # noqa: E402
+from fedfa.flower.transport import Transport
+from fedfa.protection.secure.encoding import SMALLEST
 
 log = logging.getLogger("fedfa")
 

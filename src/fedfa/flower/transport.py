@@ -20,18 +20,18 @@ from fedfa.flower.environment import disable_telemetry
 from fedfa.flower.messages import BadMessageError, printable
 
 disable_telemetry()
-from flwr.app import Message, RecordDict  # noqa: E402  (Flower reads the environment when it is imported)
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest  # noqa: E402
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest  # noqa: E402
-from flwr.serverapp import Grid  # noqa: E402
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree  # noqa: E402
-from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf  # noqa: E402
-from flwr.supercore.inflatable.inflatable_utils import (  # noqa: E402
+from flwr.app import Message, RecordDict
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPullError,
     ObjectUnavailableError,
     inflate_object_from_contents,
 )
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # noqa: E402
+from google.protobuf.message import DecodeError
 
 log = logging.getLogger("fedfa")
 

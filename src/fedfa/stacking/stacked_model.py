@@ -144,7 +144,7 @@ class _StackedConvolution(nn.Module):
         assert self.weight is not None
         bias = None if self.bias is None else self.bias.flatten()
         # (Padding is numbers or a word: torch's stubs have a form for each, none for either.)
-        return functional.conv2d(x, self.weight.flatten(0, 1), bias, *self.how)  # type: ignore[arg-type]
+        return functional.conv2d(x, self.weight.flatten(0, 1), bias, *self.how)  # type: ignore[arg-type]  # a tuple of mixed types
 
 
 class _StackedGroupNorm(nn.Module):

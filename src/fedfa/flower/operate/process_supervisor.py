@@ -25,7 +25,7 @@ import subprocess
 import sys
 import time
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 SETTLE_SECONDS = 2.0
 """Time for the descendants of a command that has ended to end by themselves."""

@@ -116,7 +116,7 @@ def _wait_for_locks() -> None:
 
 
 def _watch_executor() -> None:
-    import psutil  # type: ignore[import-untyped]
+    import psutil
 
     seen: list[psutil.Process] = []
     while True:

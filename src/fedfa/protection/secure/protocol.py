@@ -338,7 +338,7 @@ class SecureServer:
         total = self._total
         for client in self.arrived:
             promised = self.shares[client].commitment
-            seed = self._secret(client, seeds, lambda s, c=client, p=promised: commitment(s, self.session, c) == p)  # type: ignore[misc]
+            seed = self._secret(client, seeds, lambda s, c=client, p=promised: commitment(s, self.session, c) == p)  # type: ignore[misc]  # bound now
             total = total - mask(seed, self.length)
         lost = [client for client in self.shares if client not in present]
         for client in lost:
@@ -346,7 +346,7 @@ class SecureServer:
             if not joined:
                 continue  # its masks are in no vector
             advertised = self.keys[client].mask_key
-            key = self._secret(client, mask_keys, lambda s, a=advertised: public_key(s) == a)  # type: ignore[misc]
+            key = self._secret(client, mask_keys, lambda s, a=advertised: public_key(s) == a)  # type: ignore[misc]  # bound now
             for other in joined:
                 agreed = agreed_key(key, self.keys[other].mask_key, "mask", self.session, (client, other))
                 noise = mask(agreed, self.length)
