@@ -24,11 +24,11 @@ docs: $(VENV)/.ready-test
 
 # Runs the notebooks in examples/ and stores what they print and draw.
 notebooks: $(VENV)/.ready-test
-	$(PIP) '.[notebooks]'
+	$(PIP) --editable '.[notebooks]'
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/run_notebooks.py
 
 test-notebooks: $(VENV)/.ready-test
-	$(PIP) '.[notebooks]'
+	$(PIP) --editable '.[notebooks]'
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -q -m "slow or not slow" tests/test_notebooks.py
 
 # Builds the site strictly and checks every link.
