@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: bench demo docs notebooks test-docs test-notebooks test test-slow test-federation lint types format clean
+.PHONY: bench demo docs notebooks test-docs test-notebooks test test-slow test-system lint types format clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/fedfa demo
@@ -15,8 +15,8 @@ test: lint types
 test-slow: $(VENV)/.ready-test
 	$(BIN)/pytest -q -m slow
 
-test-federation: $(VENV)/.ready-test
-	$(BIN)/pytest -q -m federation
+test-system: $(VENV)/.ready-test
+	$(BIN)/pytest -q -m system
 
 # Serves the documentation site and follows changes; http://127.0.0.1:8000
 docs: $(VENV)/.ready-test

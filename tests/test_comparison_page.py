@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PAGE = (Path(__file__).parents[1] / "docs" / "comparison.md").read_text(encoding="utf-8")
 PROGRAMS = dict(re.findall(r"^## (FedJAX|pfl-research|fedfa)\n.*?```python\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE))
 
@@ -17,6 +19,7 @@ def row(title: str) -> dict[str, int]:
     return dict(zip(("FedJAX", "pfl-research", "fedfa"), map(int, cells), strict=True))
 
 
+@pytest.mark.system
 def test_the_small_program_runs(tmp_path: Path) -> None:
     (code,) = re.findall(r"<!-- tested: python -->\n```python\n(.*?)```", PAGE, re.DOTALL)
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -23,8 +23,8 @@ def blocks(kind: str, text: str = README) -> list[tuple[str, str]]:
     return re.findall(rf"<!-- tested: {kind} ?(.*?) ?-->\n```python\n(.*?)```", text, flags=re.DOTALL)
 
 
-EXAMPLES = [
-    pytest.param(code, id=f"{page}-{number}")
+EXAMPLES = [  # those that start processes, as `compare` does, take their time
+    pytest.param(code, id=f"{page}-{number}", marks=[pytest.mark.system] if "compare(" in code or "tun" in page else [])
     for page, text in PAGES.items()
     for number, (_, code) in enumerate(blocks("python", text))
 ]

@@ -21,7 +21,7 @@ from benchmarks.bench.sections import Section, choose, read_peers, sections
 from fedfa.errors import ConfigError
 from tests.processes import is_running
 
-pytestmark = pytest.mark.federation
+pytestmark = pytest.mark.system
 
 REPORT = "import os, json; from pathlib import Path; Path(os.environ['FEDFA_BENCH_RESULT']).write_text(json.dumps({}))"
 

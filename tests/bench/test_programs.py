@@ -58,7 +58,7 @@ def test_the_work_of_a_round_matches_fedfas(directory: Path) -> None:
     assert CNN.sample_steps == 30_000
 
 
-@pytest.mark.federation
+@pytest.mark.system
 @pytest.mark.parametrize("flags", [[], ["--tuned"], ["--tuned", "--without", "memory", "--without", "fused"]])
 def test_the_loop_reports_all_rounds_but_the_first(directory: Path, flags: list[str]) -> None:
     torch_loop.main(["--task", "mlp", "--rounds", "4", "--processes", "1", *flags])

@@ -249,6 +249,7 @@ def test_misuse_of_the_command_line(ask: Ask, arguments: list[str], words: str) 
     assert "Traceback" not in err
 
 
+@pytest.mark.system
 def test_a_real_process_ends_with_one_message_and_code_1(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "fedfa", "run", "--preset", "digits-c2", "--set", "local.momentun=1"],

@@ -150,6 +150,7 @@ def test_the_hub_is_used_if_its_package_is_there(
             "label": part.labels.tolist(),
         }
 
+    monkeypatch.setattr("fedfa.data.providers._check_reachable", lambda address: None)
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     provide(monkeypatch, HubDataset("someone/fashion"))
     assert load("fashion-mnist", data_dir=tmp_path / "second").fingerprint == source.fingerprint

@@ -38,7 +38,7 @@ from tests.experiment.run_toys import STATEFUL, assert_same_run, small
 from tests.processes import is_running
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedfa[ray]'")
-pytestmark = pytest.mark.federation
+pytestmark = pytest.mark.system
 
 STORE = 80 * 2**20
 EVERYBODY = [0, 1, 2, 3, 4, 5]

@@ -278,6 +278,7 @@ def test_what_is_missing_of_a_setting_is_run_in_its_folder(two_settings: Path, d
     assert expected(two_settings / FOLDERS[1], "fedavg") in said
 
 
+@pytest.mark.system
 def test_all_means_in_each_setting_the_methods_that_fit(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,6 +145,7 @@ print({name: value.double().sum().item().hex() for name, value in sorted(digest[
 LOAD = "experiment = fedfa.load(sys.argv[1], model=Net)\n"
 
 
+@pytest.mark.system
 def test_a_notebook_trains_predicts_saves_and_continues_in_another_process(data_dir: Path, tmp_path: Path) -> None:
     """Nothing is written before it is asked for: the scripts run in an empty directory."""
     (tmp_path / "cwd").mkdir()
@@ -601,6 +602,7 @@ print([record.accuracy for record in later.rounds(1)])
 """
 
 
+@pytest.mark.system
 def test_an_experiment_with_an_own_component_is_loaded_in_another_process(tmp_path: Path) -> None:
     data = fedfa.data.load("digits").split("shards:2", clients=6, seed=0)
     experiment = fedfa.Experiment(Halve(), data=data, model="mlp", cohort=2)

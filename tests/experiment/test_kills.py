@@ -26,6 +26,8 @@ from fedfa.experiment.files import load_tensors
 from fedfa.experiment.run_directory import RunDirectory
 from tests.experiment.run_toys import STATEFUL, assert_same_run
 
+pytestmark = pytest.mark.system
+
 pytestmark = pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork and signals")
 
 CONFIG = """

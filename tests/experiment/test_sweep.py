@@ -54,6 +54,7 @@ def test_the_same_cell_twice_is_refused(tmp_path: Path) -> None:
         plan_cells(["fedavg", "fedavg"], [1], [QUICK], tmp_path)
 
 
+@pytest.mark.system
 def test_runs_in_processes_are_those_of_this_process_and_a_failure_does_not_stop_the_others(tmp_path: Path) -> None:
     """The logistic network has no normalisation layers: fedbn is refused, with its reason; the rest is there."""
     cells = plan_cells(["fedbn", "fedavg", "fedfa"], [1], [QUICK], tmp_path / "compare")
@@ -114,6 +115,7 @@ def test_cells_share_the_cores(
     assert len(given) == len(methods)
 
 
+@pytest.mark.system
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no list of processes to look into here")
 @pytest.mark.parametrize(("asked", "share", "workers"), [("auto", 2, 2), (1, 2, 0)])
 def test_a_long_cell_takes_workers_for_its_share_or_as_many_as_its_settings_say(
@@ -150,6 +152,7 @@ def test_a_folder_with_another_run_is_not_written_over(tmp_path: Path) -> None:
     assert (tmp_path / "fedavg-s1" / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.system
 def test_a_damaged_cell_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     """A summary that is cut short, a configuration that is none: named with what to do; the rest is run."""
     cells = plan_cells(["fedavg", "fedprox", "fedfa"], [1], [QUICK], tmp_path)
@@ -221,6 +224,7 @@ def test_a_cell_that_another_process_is_working_on_is_left_to_it(tmp_path: Path)
     assert "another process" in demo.failed["fedavg-s1"], "who needs every cell is told"
 
 
+@pytest.mark.system
 def test_a_cell_that_another_process_takes_at_the_last_moment_is_left_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +259,7 @@ Comparison(plan_cells(["fedavg"], [1], [layer], Path(sys.argv[1])), 1, lambda ce
 """
 
 
+@pytest.mark.system
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no way to kill hard here")
 def test_when_compare_is_killed_hard_its_runs_end_too(tmp_path: Path, data_dir: Path) -> None:
     """Nothing can be done in a process that is killed, so the children watch for its end themselves."""

@@ -137,6 +137,7 @@ def test_the_command_that_repeats_the_winner(tmp_path: Path) -> None:
     assert winner.deviation == pytest.approx(math.sqrt(0.02))
 
 
+@pytest.mark.system
 def test_the_command_line(tmp_path: Path, data_dir: Path) -> None:
     """A diverging trial is reported and the others go on; the table and the study are there."""
     arguments = [

@@ -130,9 +130,9 @@ def test_a_claimed_number_of_samples_does_not_decide_the_mean(tmp_path: Path, ca
     seen: list[float] = []
     add = Aggregate.add
 
-    def recording(self: Aggregate, contribution: dict[str, WeightedSum]) -> None:
+    def recording(self: Aggregate, contribution: dict[str, WeightedSum], member: int) -> None:
         seen.append(float(contribution["fedavg/model"].weight))
-        add(self, contribution)
+        add(self, contribution, member)
 
     with caplog.at_level(logging.WARNING, "fedfa"), pytest.MonkeyPatch.context() as patch:
         patch.setattr(Aggregate, "add", recording)

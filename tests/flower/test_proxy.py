@@ -20,7 +20,7 @@ pytest.importorskip("flwr")
 
 NGINX = shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin:/opt/homebrew/bin")
 pytestmark = [
-    pytest.mark.federation,
+    pytest.mark.system,
     pytest.mark.skipif(NGINX is None, reason="nginx is not installed (Debian: apt-get install nginx-light)"),
 ]
 MANUAL = Path(__file__).parents[2] / "docs" / "flower.md"

@@ -13,7 +13,7 @@ from fedfa.flower.operate.federation import LocalFederation
 from tests.flower import real
 
 pytest.importorskip("flwr")
-pytestmark = pytest.mark.federation
+pytestmark = pytest.mark.system
 
 SITES = 3
 

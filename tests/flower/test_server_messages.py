@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 ENDING = """
 from flwr.app import Context, RecordDict
 from flwr.supercore.exit import flwr_exit
@@ -18,6 +20,7 @@ except Exception:
 """
 
 
+@pytest.mark.system
 def test_our_sentence_comes_last() -> None:
     done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=120, check=False)
     lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]

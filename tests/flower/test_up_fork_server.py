@@ -25,7 +25,7 @@ from tests.processes import is_running
 
 pytest.importorskip("flwr")
 pytestmark = [
-    pytest.mark.federation,
+    pytest.mark.system,
     pytest.mark.skipif(not can_fork(), reason="processes that have imported torch are forked on Linux only"),
 ]
 

@@ -61,7 +61,7 @@ print("loopback works")
 
 
 @needs_namespaces
-@pytest.mark.federation
+@pytest.mark.system
 def test_a_local_deployment_of_a_new_app_needs_and_uses_no_network(tmp_path: Path) -> None:
     """The app as `fedfa flower new` writes it, through `fedfa flower up` with TLS and keys, from start to end."""
     pytest.importorskip("flwr")

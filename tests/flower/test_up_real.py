@@ -23,7 +23,7 @@ from fedfa.flower.operate.keys import make_server_keys
 from tests.flower import real
 
 pytest.importorskip("flwr")
-pytestmark = pytest.mark.federation
+pytestmark = pytest.mark.system
 
 SITES = 3
 

@@ -168,6 +168,7 @@ print(reference)
 """
 
 
+@pytest.mark.system
 def test_the_running_script_is_not_run_again(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -98,7 +98,7 @@ def test_parse_duration_rejects_other_text(text: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "label-skew", "--seeds", "1;2"], "numbers separated by commas"),
+        (["run", "label-skew", "--seeds", "1;2"], "whole numbers from 0, separated by commas"),
         (["run", "label-skew", "--reading", "author"], "did you mean 'authors'"),
         (["run", "lable-skew"], "did you mean 'label-skew'"),
         (["run", "label-skew", "--plan", "--rounds", "201"], "more than the paper's 200"),

@@ -7,6 +7,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fedfa.experiment.run import run
 from fedfa.experiment.sweep import Cell, Comparison
 from fedfa.paper.cells import StudyCell
@@ -14,6 +16,8 @@ from fedfa.paper.declarations import Study
 from fedfa.paper.plan import missing
 from fedfa.paper.run_index import RunIndex
 from tests.paper.small_study import DECLARED, small_study
+
+pytestmark = pytest.mark.system
 
 
 def never(cell: Cell, record: dict[str, Any]) -> None:

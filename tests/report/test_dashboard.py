@@ -119,6 +119,7 @@ def test_of_many_runs_those_that_changed_last_are_shown_first() -> None:
     assert {run.group for run in first_choice(many)} == {"b"}
 
 
+@pytest.mark.system
 def test_in_a_browser_two_runs_are_chosen_and_a_value_read(browser: Browser, server: Dashboard, runs: Path) -> None:
     browser.window(1400)
     browser.open(server.address)
@@ -136,6 +137,7 @@ def test_in_a_browser_two_runs_are_chosen_and_a_value_read(browser: Browser, ser
     assert all(address.startswith(server.address) for address in browser.requests())
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("width", [400, 1400])
 def test_in_a_browser_the_page_follows_a_run_and_keeps_its_place(
     browser: Browser, server: Dashboard, runs: Path, folders: Path, width: int

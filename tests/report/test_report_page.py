@@ -101,6 +101,7 @@ def test_figures_are_written_as_files(report: Report) -> None:
     assert all(file.read_bytes().startswith(b"\x89PNG") and file.stat().st_size > 5000 for file in png)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("width", "appearance"), APPEARANCES)
 def test_page_has_no_errors_requests_or_overflow(
     browser: Browser, report: Report, many: Path, width: int, appearance: str
@@ -114,6 +115,7 @@ def test_page_has_no_errors_requests_or_overflow(
         assert overflowing(browser) == []
 
 
+@pytest.mark.system
 def test_page_tables_fit_on_a_screen(browser: Browser, folders: Path, tmp_path: Path) -> None:
     """Processors and runs with names as long as real ones, and several versions."""
     for number in range(6):
@@ -137,6 +139,7 @@ def test_page_tables_fit_on_a_screen(browser: Browser, folders: Path, tmp_path: 
     assert max(heights) < 60, "at most two lines of letters each"
 
 
+@pytest.mark.system
 def test_browser_checks_detect_overflow_and_errors(browser: Browser, tmp_path: Path) -> None:
     page = tmp_path / "bad.html"
     page.write_text(
@@ -153,6 +156,7 @@ def test_browser_checks_detect_overflow_and_errors(browser: Browser, tmp_path: P
     assert browser.requests() == ["http://127.0.0.1:9/x.png"]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("width", WIDTHS)
 def test_chart_texts_are_large_enough_and_inside(browser: Browser, report: Report, many: Path, width: int) -> None:
     """At least 8 pixels on the screen wherever, and no word beyond the edge of its drawing."""
@@ -177,6 +181,7 @@ def test_chart_texts_are_large_enough_and_inside(browser: Browser, report: Repor
         assert outside == []
 
 
+@pytest.mark.system
 def test_page_theme_follows_the_system_and_the_button(browser: Browser, report: Report) -> None:
     def ground() -> str:
         return str(browser.evaluate("getComputedStyle(document.body).backgroundColor"))
@@ -201,6 +206,7 @@ def test_page_theme_follows_the_system_and_the_button(browser: Browser, report: 
     browser.evaluate("localStorage.clear()")
 
 
+@pytest.mark.system
 def test_pointer_and_keyboard_show_chart_values(browser: Browser, report: Report, folders: Path) -> None:
     browser.window(1400)
     browser.open(report.page)
@@ -228,6 +234,7 @@ def test_pointer_and_keyboard_show_chart_values(browser: Browser, report: Report
     assert browser.complaints() == []
 
 
+@pytest.mark.system
 def test_page_tables_sort(browser: Browser, report: Report) -> None:
     browser.window(1400)
     browser.open(report.page)
@@ -239,6 +246,7 @@ def test_page_tables_sort(browser: Browser, report: Report) -> None:
     assert browser.evaluate(column) == sorted(down)
 
 
+@pytest.mark.system
 def test_page_without_script_lacks_only_interaction(browser: Browser, report: Report) -> None:
     browser.window(1400, script=False)
     try:
@@ -254,6 +262,7 @@ def test_page_without_script_lacks_only_interaction(browser: Browser, report: Re
         browser.window(1400)
 
 
+@pytest.mark.system
 def test_page_charts_have_descriptions_and_tables_headers(browser: Browser, report: Report) -> None:
     browser.window(1400)
     browser.open(report.page)
@@ -266,6 +275,7 @@ def test_page_charts_have_descriptions_and_tables_headers(browser: Browser, repo
     assert len(identities) == len(set(identities))
 
 
+@pytest.mark.system
 def test_page_escapes_names(browser: Browser, many: Path) -> None:
     browser.window(1400)
     browser.open(many)
@@ -283,6 +293,7 @@ def test_page_names_unreadable_and_unfinished_runs(many: Path) -> None:
     assert "4 of 4 rounds" in text
 
 
+@pytest.mark.system
 # -- while a run continues --------------------------------------------------------------------------------------------
 def test_page_reloads_while_watched_and_not_afterwards(browser: Browser, folders: Path, tmp_path: Path) -> None:
     """A growing run: each change is written, scroll position and open tables survive, then reloading stops."""

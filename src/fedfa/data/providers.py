@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import shutil
+import socket
 import subprocess
 import tarfile
 import urllib.error
+import urllib.parse
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -211,6 +213,7 @@ class HubDataset:
             hub = importlib.import_module("datasets")
         except ImportError:
             raise Unavailable("the package `datasets` is not installed") from None
+        _check_reachable(importlib.import_module("huggingface_hub.constants").ENDPOINT)
         progress(self.label, 0, None)
         try:
             splits = {
@@ -227,3 +230,14 @@ class HubDataset:
     def _read(self, split: Any) -> RawSamples:
         images = np.stack([np.asarray(image.convert(self.mode)) for image in split[self.images]])
         return RawSamples(images, np.asarray(split[self.labels], dtype=np.int64))
+
+
+def _check_reachable(address: str) -> None:
+    """Fail at once where there is no network: the hub's client would try again for minutes."""
+    host = urllib.parse.urlsplit(address).hostname or address
+    if "https" in urllib.request.getproxies():  # then the name need not be known here
+        return
+    try:
+        socket.create_connection((host, 443), timeout=10).close()
+    except OSError as error:
+        raise Unavailable(f"{host} cannot be reached ({error.strerror or error})") from None
