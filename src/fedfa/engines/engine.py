@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from fedfa.learning.client import ClientResult, RoundPlan
-from fedfa.learning.evaluate import Evaluation, Part
+from fedfa.learning.evaluate import EvaluatedOn, Evaluation
 from fedfa.learning.tensors import ComponentTensors, Tensors
 
 
@@ -27,7 +27,7 @@ class Engine(Protocol):
         """
 
     def evaluate(
-        self, model: Tensors, broadcast: ComponentTensors, client: int | None = None, on: Part = "test"
+        self, model: Tensors, broadcast: ComponentTensors, client: int | None = None, on: EvaluatedOn = "test"
     ) -> Evaluation:
         """Evaluate weights on the test set, or on the validation samples.
 
@@ -40,7 +40,7 @@ class Engine(Protocol):
         """
 
     def evaluate_each(
-        self, models: Mapping[int, Tensors], broadcast: ComponentTensors, on: Part = "test"
+        self, models: Mapping[int, Tensors], broadcast: ComponentTensors, on: EvaluatedOn = "test"
     ) -> dict[int, Evaluation]:
         """Evaluate clients' own models, each as :meth:`evaluate` does; without clients that have no such samples."""
 

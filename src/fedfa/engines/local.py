@@ -15,7 +15,7 @@ from fedfa.engines.shared_tensors import dense
 from fedfa.learning.algorithm import Algorithm
 from fedfa.learning.client import ClientResult, ClientWork, RoundPlan
 from fedfa.learning.context import Role
-from fedfa.learning.evaluate import Evaluation, Part, answers, judge
+from fedfa.learning.evaluate import EvaluatedOn, Evaluation, answers, judge
 from fedfa.learning.metrics import Metric
 from fedfa.learning.tensors import ComponentTensors, Tensors
 from fedfa.models.split import SplitModel
@@ -77,13 +77,13 @@ class LocalEngine:
             yield self._trainer.train(plan, client, self.federation.client(client), client_state(client))
 
     def evaluate(
-        self, model: Tensors, broadcast: ComponentTensors, client: int | None = None, on: Part = "test"
+        self, model: Tensors, broadcast: ComponentTensors, client: int | None = None, on: EvaluatedOn = "test"
     ) -> Evaluation:
         """See :class:`~fedfa.engines.engine.Engine`."""
         return self.judge(self.answers(model, broadcast, client, on), client, on)
 
     def evaluate_each(
-        self, models: Mapping[int, Tensors], broadcast: ComponentTensors, on: Part = "test"
+        self, models: Mapping[int, Tensors], broadcast: ComponentTensors, on: EvaluatedOn = "test"
     ) -> dict[int, Evaluation]:
         """See :class:`~fedfa.engines.engine.Engine`."""
         return {
@@ -96,7 +96,7 @@ class LocalEngine:
         """Nothing."""
         return {}
 
-    def test_samples(self, client: int | None, on: Part = "test") -> Samples:
+    def test_samples(self, client: int | None, on: EvaluatedOn = "test") -> Samples:
         """What a model is evaluated on: the whole set, or a client's part of it."""
         federation = self.federation
         if on == "test":
@@ -109,7 +109,7 @@ class LocalEngine:
         model: Tensors,
         broadcast: ComponentTensors,
         client: int | None,
-        on: Part = "test",
+        on: EvaluatedOn = "test",
         first: int = 0,
         last: int | None = None,
     ) -> Tensors:
@@ -127,7 +127,7 @@ class LocalEngine:
             with_scores=self._with_scores,
         )
 
-    def judge(self, found: Tensors, client: int | None, on: Part = "test") -> Evaluation:
+    def judge(self, found: Tensors, client: int | None, on: EvaluatedOn = "test") -> Evaluation:
         """The evaluation, from the answers to all samples."""
         test, dataset = self.test_samples(client, on), self.federation.dataset
         return judge(

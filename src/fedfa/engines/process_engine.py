@@ -31,7 +31,7 @@ from fedfa.engines.process_pool import (
 from fedfa.engines.worker_process import decode_result, encode_plan
 from fedfa.errors import ClientError, FedfaError
 from fedfa.learning.client import ClientResult, RoundPlan
-from fedfa.learning.evaluate import Evaluation, Part
+from fedfa.learning.evaluate import EvaluatedOn, Evaluation
 from fedfa.learning.tensors import ComponentTensors, Tensors
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class PooledEngine:
             yield decode_result(values, tensors)
 
     def evaluate(
-        self, model: Tensors, broadcast: ComponentTensors, client: int | None = None, on: Part = "test"
+        self, model: Tensors, broadcast: ComponentTensors, client: int | None = None, on: EvaluatedOn = "test"
     ) -> Evaluation:
         """See :class:`~fedfa.engines.engine.Engine`.
 
@@ -89,7 +89,7 @@ class PooledEngine:
         return self._local.judge({name: torch.cat([one[name] for one in outputs]) for name in outputs[0]}, client, on)
 
     def evaluate_each(
-        self, models: Mapping[int, Tensors], broadcast: ComponentTensors, on: Part = "test"
+        self, models: Mapping[int, Tensors], broadcast: ComponentTensors, on: EvaluatedOn = "test"
     ) -> dict[int, Evaluation]:
         """See :class:`~fedfa.engines.engine.Engine`."""
         return {

@@ -26,7 +26,7 @@ from fedfa.engines.engine import Engine
 from fedfa.errors import DataError
 from fedfa.experiment.record import evaluation_values
 from fedfa.learning.client import MODEL
-from fedfa.learning.evaluate import Evaluation, Part, mean_evaluation
+from fedfa.learning.evaluate import EvaluatedOn, Evaluation, mean_evaluation
 from fedfa.learning.metrics import averages
 from fedfa.learning.round import ServerState
 from fedfa.learning.tensors import ComponentTensors, Tensors
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def evaluate_round(
-    experiment: Experiment, engine: Engine, state: ServerState, clients: Sequence[int], on: Part
+    experiment: Experiment, engine: Engine, state: ServerState, clients: Sequence[int], on: EvaluatedOn
 ) -> dict[str, Any]:
     """The values of a record that an evaluation of a server state gives.
 
@@ -95,7 +95,7 @@ def _each_client(
     state: ServerState,
     broadcast: ComponentTensors,
     clients: Sequence[int],
-    on: Part,
+    on: EvaluatedOn,
 ) -> dict[int, Evaluation]:
     models = {client: own_model(experiment, state.model, client) for client in clients}
     return engine.evaluate_each(models, broadcast, on) if models else {}

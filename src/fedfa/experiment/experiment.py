@@ -31,14 +31,14 @@ from fedfa.experiment.config import Config
 from fedfa.experiment.evaluating import evaluate_round, own_model
 from fedfa.experiment.health import check_work, warn_of_round
 from fedfa.experiment.layers import expression_and_variant
-from fedfa.experiment.parts import Parts
 from fedfa.experiment.progress import show_progress
 from fedfa.experiment.record import RoundRecord, evaluation_values
+from fedfa.experiment.setup import ExperimentSetup
 from fedfa.learning.algorithm import Algorithm
 from fedfa.learning.cohort import choose_cohort
 from fedfa.learning.component import Component
 from fedfa.learning.context import LocalTraining
-from fedfa.learning.evaluate import Part
+from fedfa.learning.evaluate import EvaluatedOn
 from fedfa.learning.metrics import Function
 from fedfa.learning.round import ClientStates, ClientStatesInMemory, RoundStatistics, ServerState
 from fedfa.learning.tensors import Tensors
@@ -50,7 +50,7 @@ Callback = Callable[["Experiment", RoundRecord], Mapping[str, Any] | None]
 """Called after each round with the experiment and the round's record; values it returns are added to the record."""
 
 
-class Experiment(Parts):
+class Experiment(ExperimentSetup):
     """An algorithm, a federation and a network, trained round by round. Nothing is written unless asked for.
 
     Args:
@@ -175,7 +175,7 @@ class Experiment(Parts):
         metrics: Sequence[str | Function] = (),
         validation: Any = None,
     ) -> None:
-        Parts.__init__(self, config, model, data, metrics, validation)
+        ExperimentSetup.__init__(self, config, model, data, metrics, validation)
         self.choice = Choice(self)
         self._tested: dict[str, Any] | None = None
         if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
@@ -389,7 +389,7 @@ class Experiment(Parts):
 
     # -- choosing by validation, and the test ---------------------------------------------------------------------
     @property
-    def evaluated_on(self) -> Part:
+    def evaluated_on(self) -> EvaluatedOn:
         """What rounds are evaluated on: the validation samples where there are some, else the test set."""
         return "test" if self.config.data.validation is None else "validation"
 

@@ -42,7 +42,7 @@ from fedfa.flower.site_evaluations import combine, limit_counts
 from fedfa.flower.transport import PendingReplies, Reply, Transport
 from fedfa.learning.aggregate import Contribution
 from fedfa.learning.client import ClientResult, ClientTrainer, RoundPlan
-from fedfa.learning.evaluate import Evaluation, Part
+from fedfa.learning.evaluate import EvaluatedOn, Evaluation
 from fedfa.learning.random import stream
 from fedfa.learning.tensors import ComponentTensors, Tensors
 
@@ -336,7 +336,7 @@ class FlowerEngine:
 
     # -- evaluation ---------------------------------------------------------------------------------------------
     def evaluate(
-        self, model: Tensors, broadcast: ComponentTensors, client: int | None = None, on: Part = "test"
+        self, model: Tensors, broadcast: ComponentTensors, client: int | None = None, on: EvaluatedOn = "test"
     ) -> Evaluation:
         """See :class:`~fedfa.engines.engine.Engine`: on the server's test data, on the sites' own, or on both.
 
@@ -379,7 +379,7 @@ class FlowerEngine:
         return bounded
 
     def evaluate_each(
-        self, models: Mapping[int, Tensors], broadcast: ComponentTensors, on: Part = "test"
+        self, models: Mapping[int, Tensors], broadcast: ComponentTensors, on: EvaluatedOn = "test"
     ) -> dict[int, Evaluation]:
         """See :class:`~fedfa.engines.engine.Engine`: each site adds its own personal tensors."""
         if not models:

@@ -16,7 +16,7 @@ from fedfa.learning.tensors import Tensors
 from fedfa.models.split import SplitModel
 from fedfa.trees import NetworkInput, to_device
 
-Part = Literal["test", "validation"]
+EvaluatedOn = Literal["test", "validation"]
 """What a model is evaluated on."""
 
 

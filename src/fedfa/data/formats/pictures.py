@@ -54,11 +54,11 @@ def read_mosaic(path: Path, size: int = 32, across: int = 100) -> Array:
 PICTURE_ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".pgm", ".ppm"}
 
 
-Part = tuple[Array, Array, tuple[str, ...]]
+ReadSamples = tuple[Array, Array, tuple[str, ...]]
 """Pictures, labels, and the names of the classes in alphabetical order."""
 
 
-def read_class_folders(folder: Path) -> tuple[Part, Part | None, Part | None]:
+def read_class_folders(folder: Path) -> tuple[ReadSamples, ReadSamples | None, ReadSamples | None]:
     """Read ``folder/CLASS/*.png``, or ``folder/train/CLASS/*`` with ``folder/test/CLASS/*`` and ``folder/val/CLASS/*``.
 
     Returns:
@@ -69,12 +69,12 @@ def read_class_folders(folder: Path) -> tuple[Part, Part | None, Part | None]:
         return _read_part(folder, None), None, None
     train = _read_part(folder / "train", None)
     second = [folder / name for name in ("test", "val", "valid", "validation") if (folder / name).is_dir()]
-    parts: list[Part | None] = [_read_part(path, train[2]) for path in second[:2]]
+    parts: list[ReadSamples | None] = [_read_part(path, train[2]) for path in second[:2]]
     test, validation = [*parts, None, None][:2]
     return train, test, validation
 
 
-def _read_part(folder: Path, names: tuple[str, ...] | None) -> Part:
+def _read_part(folder: Path, names: tuple[str, ...] | None) -> ReadSamples:
     found = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")))
     names = names or found
     if not found:

@@ -43,7 +43,7 @@ from fedfa.trees import NetworkInput
 log = logging.getLogger(__name__)
 
 
-class Parts:
+class ExperimentSetup:
     """What an experiment consists of: federation, algorithm, network, clock, each made when it is first needed.
 
     Args:
