@@ -64,9 +64,11 @@ class Choice:
     def out_of_patience(self) -> bool:
         """Whether too many evaluations in a row were no better than the best before them."""
         patience = self._experiment.config.evaluation.patience
+        if patience is None:
+            return False
         records = [one for one in self._experiment.records if one.accuracy is not None and not one.final_pass]
         best = best_of(records, self._value)[1]
-        if patience is None or best is None:
+        if best is None:
             return False
         return len(records) - 1 - next(number for number, one in enumerate(records) if one is best) >= patience
 
