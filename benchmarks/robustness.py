@@ -58,7 +58,7 @@ def cells(arguments: argparse.Namespace) -> list[Cell]:
 
 
 def config_of(cell: Cell, preset: str, rounds: int | None, settings: Sequence[str]) -> Config:
-    """The config of one run. The rule is told the true share of attackers, as is usual in comparisons of rules."""
+    """The config of one run. The rule knows the true share of attackers, as is usual in comparisons of rules."""
     rule, _, bucket = cell.rule.partition("/")
     assumed = {} if cell.attack == "none" else {"attackers": cell.share}
     layer: dict[str, object] = {

@@ -86,7 +86,7 @@ def plain_table(
 
 
 def result_text(summary: Mapping[str, Any]) -> str:
-    """The accuracies of a finished run in words, with whose model they are of and on what."""
+    """The accuracies of a finished run as a sentence, with whose model they are of and on what."""
     whose, chosen = summary.get("evaluated", {}), summary.get("chosen")
     on = " on validation samples" if whose.get("on") == "validation" else ""
     tested = f" on the test set, of round {chosen['round']} ({escape(chosen['by'])})," if chosen else ""

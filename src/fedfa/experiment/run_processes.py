@@ -39,7 +39,7 @@ class RunProcess:
         """Start a command, whose output is added to a file."""
         request = {"arguments": list(arguments), "environment": dict(environment), "log": str(log.resolve())}
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # it died; poll() says so
+        with suppress(BrokenPipeError):  # it died; poll() reports it
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             self.process.stdin.flush()
 

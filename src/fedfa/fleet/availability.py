@@ -29,7 +29,7 @@ SLOT = 60.0
 """Seconds between moments at which a device may change its state."""
 
 _AT_ONCE = 512
-"""Decisions that are looked at together."""
+"""Decisions that are examined together."""
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -77,7 +77,7 @@ class DailyAvailability:
         state = np.zeros(len(clients), dtype=bool)
         open_ = np.arange(len(clients))  # those whose last decision is not found yet
         # A decision lies 1/decides slots back on average; the bound is passed with a probability below e^-60. For few
-        # devices many slots are looked at together: operations on small arrays cost more than their elements.
+        # devices many slots are examined together: operations on small arrays cost more than their elements.
         begin, bound = 0, 1 + int(60 / self._decides)
         while begin < bound and len(open_):
             depth = max(1, _AT_ONCE // len(open_))

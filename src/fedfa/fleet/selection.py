@@ -13,7 +13,7 @@ from fedfa.learning.cohort import Selection, choose_cohort
 from fedfa.learning.random import stream
 
 _ATTEMPTS = 30
-"""Draws among all clients before all are looked at."""
+"""Draws among all clients before all are examined."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ Aggregation with (Poly)Logarithmic Overhead*, CCS 2020. Four stages, each a mess
    and commits itself to the seed.
 3. ``masked``: it sends its vector plus the mask of its seed plus masks agreed with its neighbours, which cancel in the
    sum.
-4. ``unmask``: told who arrived, it sends for each neighbour *either* the share of the seed (it arrived) *or* the share
+4. ``unmask``: knowing who arrived, it sends for each one *either* the share of the seed (it arrived) *or* the share
    of the mask key (it did not), never both, and only once.
 
 Clients that are lost after any stage are left out, or, if their vector arrived, stay in the sum; below the threshold

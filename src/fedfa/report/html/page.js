@@ -167,7 +167,7 @@
     });
   }
 
-  // -- wide tables: their heads wrap only where the table would not fit otherwise; what still scrolls says so
+  // -- wide tables: their heads wrap only where the table would not fit otherwise; what still scrolls shows it
   function fit() {
     [].forEach.call(document.querySelectorAll(".scroll"), function (frame) {
       var next = frame.nextElementSibling, hint = next && next.classList.contains("hint") ? next : null;
