@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from fedfa.error_messages import validation_message
-from fedfa.errors import ConfigError
+from fedfa.checked_section import CheckedSection
 
 
-class FleetConfig(BaseModel):
+class FleetConfig(CheckedSection):
     """The devices of the clients, and the policy of the rounds.
 
     Example:
@@ -18,7 +17,7 @@ class FleetConfig(BaseModel):
         True
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    section: ClassVar[str] = "fleet"
 
     devices: str | None = None
     """``"equal"``, ``"lognormal"``, ``"phones"``, or a .csv or .json file with one device per client; left out, there
@@ -64,15 +63,6 @@ class FleetConfig(BaseModel):
     """With ``policy = "fedasync"``: share α of a client's model in the new model."""
     timeline: int = Field(10, ge=0)
     """Rounds whose visits are recorded one by one."""
-
-    def __init__(self, **options: Any) -> None:
-        try:
-            super().__init__(**options)
-        except ValidationError as error:
-            raise ConfigError(validation_message(error, type(self), "fleet")) from None
-
-    # Inside a Config, pydantic collects the problems of all sections instead of calling __init__.
-    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # pydantic's mark of its own __init__
 
     @property
     def on(self) -> bool:

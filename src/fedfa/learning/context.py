@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedfa.error_messages import validation_message
+from fedfa.checked_section import CheckedSection
 from fedfa.errors import ConfigError
 from fedfa.learning.aggregate import Aggregate
 from fedfa.learning.batches import Labels
@@ -83,7 +83,7 @@ def scheduled_factor(schedule: str, round: int, rounds: int) -> float:
     )
 
 
-class LocalTraining(BaseModel):
+class LocalTraining(CheckedSection):
     """How a client trains in a round.
 
     Example:
@@ -91,7 +91,7 @@ class LocalTraining(BaseModel):
         0.025
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    section: ClassVar[str] = "local"
 
     epochs: int = Field(5, ge=1)
     """Passes over a client's samples in a round."""
@@ -119,15 +119,6 @@ class LocalTraining(BaseModel):
     Compare only runs of one precision. Weights, sums and evaluations stay float32."""
     steps: int | None = Field(None, ge=1)
     """Exactly this many optimiser steps per round, over as many epochs as they take; left out, ``epochs`` decides."""
-
-    def __init__(self, **options: Any) -> None:
-        try:
-            super().__init__(**options)
-        except ValidationError as error:
-            raise ConfigError(validation_message(error, type(self), "local")) from None
-
-    # Inside a Config, pydantic collects the problems of all sections instead of calling __init__.
-    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # pydantic's mark of its own __init__
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise ConfigError(
