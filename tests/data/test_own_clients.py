@@ -149,3 +149,43 @@ def test_a_site_numbers_named_labels_by_the_common_list() -> None:
         own_dataset({"train": (x, ["flu"] * 6), "classes": names[1:]}, network)
     with pytest.raises(DataError, match="NaN"):
         own_dataset((np.full((6, 3), np.nan), [0, 1] * 3), network)
+
+
+def test_test_samples_of_own_clients_are_standardised_with_their_clients_statistics() -> None:
+    """Two clinics measure in different units. The global model reads each one's test samples in its own; an outsider's
+    samples are read with the statistics of all."""
+    rng = np.random.default_rng(5)
+
+    def clinic(size: int, unit: float) -> tuple[np.ndarray, np.ndarray]:
+        labels = np.arange(size) % 2
+        return unit * (rng.normal(size=(size, 2)) + 3 * labels[:, None] + 10), labels
+
+    clients = {
+        name: {"train": clinic(60, unit), "test": clinic(count, unit)}
+        for name, unit, count in (("north", 1.0, 20), ("south", 1000.0, 30))
+    }
+    data = fedfa.data.federation_from(clients).standardised("client")
+    owners = data.owners_of("test")
+    assert owners is not None
+    assert owners.bincount().tolist() == [20, 30]
+    local = fedfa.LocalTraining(lr=0.3, batch_size=16)
+    experiment = fedfa.Experiment("fedavg", data=data, model="logistic", cohort=2, local=local)
+    *_, last = experiment.rounds(8, progress=False)
+    hits = 0.0
+    for number in range(2):
+        own = data.test_of(number)
+        inputs = data.normalisation_of(number).batch(own.inputs)
+        assert isinstance(inputs, torch.Tensor)
+        assert inputs.mean().abs() < 0.5, "its own statistics fit"
+        hits += float((experiment.model().eval()(inputs).argmax(1) == own.labels).sum())
+    assert last.accuracy == pytest.approx(hits / 50)
+    assert hits > 45
+    foreign = data.normalisation_of(None).batch(data.test_of(0).inputs)
+    assert isinstance(foreign, torch.Tensor)
+    assert foreign.std() < 0.1, "with the statistics of all, the smaller unit vanishes"
+    settings = {"data": {"validation": "clients:0.2"}}
+    held = fedfa.Experiment("fedavg", data=data, model="logistic", cohort=2, local=local, settings=settings)
+    *_, last = held.rounds(8, progress=False)
+    assert last["evaluated"]["on"] == "validation"
+    assert last.accuracy is not None
+    assert last.accuracy > 0.9, "validation samples of clients, too"

@@ -221,3 +221,68 @@ def test_samples_of_one_s_own_type_are_taken_as_they_are(blobs: DataSet) -> None
     made = Experiment("fedavg", data=blobs.split("iid", clients=4), model="mlp", cohort=2, validation=chosen)
     record = next(made.rounds(1))
     assert record.evaluated["on"] == "validation"
+
+
+def texts(count: int, seed: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    rng = np.random.default_rng(seed)
+    inputs = {"tokens": rng.integers(0, 30, (count, 6)), "mask": np.arange(6) < rng.integers(1, 7, (count, 1))}
+    return inputs, np.arange(count) % 3
+
+
+def as_tuple(given: tuple[dict[str, np.ndarray], np.ndarray]) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    return tuple(given[0].values()), given[1]
+
+
+@pytest.mark.parametrize("form", [lambda given: given, as_tuple], ids=["dictionary", "tuple"])
+def test_validation_samples_of_several_arrays(form: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Tokens with a mask: held out of the clients, or given, they reach the network as they are."""
+    inputs, labels = texts(60, 1)
+    federation = fedfa.data.dataset_from(form((inputs, labels))).split("iid", clients=4, seed=1)
+    held = hold_out(federation, "clients:0.25", seed=1).validation
+    assert held is not None
+    prepared = federation.dataset.normalisation.batch(held.samples.inputs)
+    tokens, mask = prepared.values() if isinstance(prepared, dict) else prepared
+    rows = {(tuple(row), tuple(hidden)) for row, hidden in zip(*(v.tolist() for v in inputs.values()), strict=True)}
+    assert {(tuple(r), tuple(h)) for r, h in zip(tokens.tolist(), mask.tolist(), strict=True)} <= rows
+    assert (tokens.dtype, mask.dtype) == (torch.int64, torch.bool)
+    caplog.clear()
+    given = hold_out(federation, "own", seed=1, given=form(texts(9, 2))).validation
+    assert given is not None
+    prepared = federation.dataset.normalisation.batch(given.samples.inputs)
+    tokens = next(iter(prepared.values())) if isinstance(prepared, dict) else prepared[0]
+    assert torch.equal(tokens, torch.from_numpy(texts(9, 2)[0]["tokens"]))
+    assert "training and test" not in caplog.text, "the given samples are not compared with themselves"
+
+
+def test_validation_arrays_that_would_be_read_as_others_are_refused() -> None:
+    """Rows of as many bytes, but in another order or of another type: nothing else would notice."""
+    inputs, labels = texts(60, 1)
+    federation = fedfa.data.dataset_from((inputs, labels)).split("iid", clients=4, seed=1)
+    swapped = {"mask": inputs["mask"], "tokens": inputs["tokens"]}
+    halves = {"tokens": np.zeros((60, 12), np.float32), "mask": inputs["mask"]}
+    for wrong in (swapped, halves, tuple(inputs.values()), {"tokens": inputs["tokens"]}, inputs["tokens"]):
+        with pytest.raises(
+            DataError, match=r"validation inputs are .*, but those of own tokens int64 \[6\], mask bool"
+        ):
+            hold_out(federation, "own", seed=1, given=(wrong, labels))
+
+
+class _Weigh(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(30, 8)
+        self.head = torch.nn.Linear(8, 3)
+
+    def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        weights = mask.float().unsqueeze(-1)
+        found: torch.Tensor = self.head((self.words(tokens) * weights).sum(1) / weights.sum(1))
+        return found
+
+
+def test_choosing_goes_by_validation_samples_of_several_arrays() -> None:
+    data = fedfa.data.dataset_from(texts(60, 1)).split("iid", clients=4, seed=1)
+    experiment = fedfa.Experiment("fedavg", data=data, model=_Weigh, cohort=2, validation=texts(9, 2))
+    last = list(experiment.rounds(2, progress=False))[-1]
+    assert last["evaluated"]["on"] == "validation"
+    assert last.accuracy is not None
+    assert (9 * last.accuracy) % 1 == pytest.approx(0, abs=1e-6), "a share of nine samples"

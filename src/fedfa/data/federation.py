@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -199,7 +199,8 @@ class Federation:
 
         Args:
             by: ``"federation"``: with the statistics of all clients' samples together. ``"client"``: every client with
-                its own; test samples and predictions that name no client use those of all. ``"none"``: not at all.
+                its own, also its test samples; test samples and predictions that name no client use those of all.
+                ``"none"``: not at all.
 
         Raises:
             DataError: The inputs are images, which are normalised already, or integers.
@@ -335,6 +336,16 @@ class Federation:
                 fitted = fit(self.dataset.train.inputs, np.sort(partition.order), self._fallback)
                 changed.dataset = replace(self.dataset, normalisation=fitted).with_origin(self.dataset.origin)
         return changed
+
+    def owners_of(self, on: Literal["test", "validation"]) -> Tensor | None:
+        """The client of each test or validation sample, -1 for none; None where samples do not name their clients."""
+        if on == "validation":
+            return self.validation.owners if self.validation is not None else None
+        writers = self.dataset.test.writers
+        if not self.names or writers is None:
+            return None
+        numbers = {self.dataset.owners.index(name): client for client, name in enumerate(self.names)}
+        return torch.tensor([numbers.get(writer, -1) for writer in writers.tolist()])
 
     def test_of(self, number: int) -> Samples:
         """The client's own test samples, where they are known; else those of its domains, else all."""

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 
 from fedfa.data.partitions.assignment import IntArray, Partition
+from fedfa.data.preprocessing import Normalisation
+from fedfa.data.records import Records
 from fedfa.data.samples import DataSet, Samples
 from fedfa.data.user_data import dataset_from
 from fedfa.errors import ConfigError, DataError
@@ -150,6 +152,9 @@ def _own(given: Any, dataset: DataSet) -> Samples:
     else:
         made = dataset_from(given, given, classes=dataset.classes)
         samples = made.train
+        has, needs = (_layout(one.normalisation, one.train.inputs) for one in (made, dataset))
+        if has != needs:
+            raise DataError(f"validation inputs are {_words(has)}, but those of {dataset.name} {_words(needs)}")
     if samples.inputs.shape[1:] != dataset.test.inputs.shape[1:] or samples.inputs.dtype != dataset.test.inputs.dtype:
         raise DataError(
             f"validation inputs are {samples.inputs.dtype} {list(samples.inputs.shape[1:])}, but those of "
@@ -158,3 +163,17 @@ def _own(given: Any, dataset: DataSet) -> Samples:
     if len(samples) == 0:
         raise DataError("the validation set has no samples")
     return samples
+
+
+_Layout = list[tuple[str, str, list[int]]]
+
+
+def _layout(normalisation: Normalisation, inputs: Tensor) -> _Layout:
+    """Name, type and shape of each array of an input; arrays of a dictionary are stored as bytes in this order."""
+    if isinstance(normalisation, Records):
+        return [(one.name, one.dtype, list(one.shape)) for one in normalisation.fields]
+    return [("", str(inputs.dtype).removeprefix("torch."), list(inputs.shape[1:]))]
+
+
+def _words(layout: _Layout) -> str:
+    return ", ".join(f"{name} {kind} {shape}".strip() for name, kind, shape in layout)

@@ -115,17 +115,31 @@ class LocalEngine:
     ) -> Tensors:
         """For some of the samples, in order, what :meth:`judge` needs; see :func:`fedfa.learning.evaluate.answers`."""
         test = self.test_samples(client, on)
+        inputs, labels = test.inputs[first:last], test.labels[first:last]
         self.model.load(model)
-        return answers(
-            self.model,
-            test.inputs[first:last],
-            test.labels[first:last],
-            self.federation.normalisation_of(client).batch,
-            score=self.score(broadcast),
-            batch_size=self.evaluation_batch,
-            device=self.device,
-            with_scores=self._with_scores,
-        )
+        score = self.score(broadcast)
+
+        def of(rows: Tensor | slice, owner: int | None) -> Tensors:
+            return answers(
+                self.model,
+                inputs[rows],
+                labels[rows],
+                self.federation.normalisation_of(owner).batch,
+                score=score,
+                batch_size=self.evaluation_batch,
+                device=self.device,
+                with_scores=self._with_scores,
+            )
+
+        owners = self.federation.owners_of(on) if client is None and self.federation.standardise == "client" else None
+        if owners is None:
+            return of(slice(None), client)
+        # Samples of a client are prepared with its own statistics, whoever's model reads them.
+        owners = owners[first:last]
+        groups = [(owner, (owners == owner).nonzero().squeeze(1)) for owner in owners.unique().tolist()]
+        found = [of(rows, None if owner < 0 else owner) for owner, rows in groups]
+        order = torch.cat([rows for _, rows in groups]).argsort()
+        return {name: torch.cat([one[name] for one in found])[order] for name in found[0]}
 
     def judge(self, found: Tensors, client: int | None, on: EvaluatedOn = "test") -> Evaluation:
         """The evaluation, from the answers to all samples."""
