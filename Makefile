@@ -73,7 +73,7 @@ $(VENV)/.ready-torch: constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.ready-demo: pyproject.toml constraints.txt $(VENV)/.ready-torch
-	$(PIP) --editable '.[plots,data]'
+	$(PIP) --editable '.[plots]'
 	@touch $@
 
 $(VENV)/.ready-test: pyproject.toml constraints.txt $(VENV)/.ready-torch

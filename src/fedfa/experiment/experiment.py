@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedfa.algorithms.registry import expression_of
+from fedfa.arguments import checks_arguments
 from fedfa.data import Federation
 from fedfa.diagnostics.observer import Observation, Observer
 from fedfa.engines.engine import Engine
@@ -31,7 +32,7 @@ from fedfa.experiment.config import Config
 from fedfa.experiment.evaluating import evaluate_round, own_model
 from fedfa.experiment.health import check_work, warn_of_round
 from fedfa.experiment.layers import expression_and_variant
-from fedfa.experiment.progress import show_progress
+from fedfa.experiment.progress import Rounds, show_progress
 from fedfa.experiment.record import RoundRecord, evaluation_values
 from fedfa.experiment.setup import ExperimentSetup
 from fedfa.learning.algorithm import Algorithm
@@ -48,6 +49,19 @@ log = logging.getLogger(__name__)
 
 Callback = Callable[["Experiment", RoundRecord], Mapping[str, Any] | None]
 """Called after each round with the experiment and the round's record; values it returns are added to the record."""
+
+
+ELSEWHERE = {
+    **{name: f"it belongs to local=fedfa.LocalTraining({name}=…)" for name in LocalTraining.model_fields},
+    "learning_rate": "it belongs to local=fedfa.LocalTraining(lr=…)",
+    "clients": "the data know their clients, data=dataset.split(…, clients=…); clients per round are cohort=…",
+    "partition": "the data are split before, data=dataset.split('shards:2', clients=…)",
+}
+"""Where values belong that users look for among the arguments of an experiment."""
+_ROUNDS_AND_SEEDS = {
+    "rounds": "how many rounds to train is given to experiment.rounds(…)",
+    "seeds": "an experiment has one seed=…; fedfa.compare takes several",
+}
 
 
 class Experiment(ExperimentSetup):
@@ -81,6 +95,7 @@ class Experiment(ExperimentSetup):
         [1, 2]
     """
 
+    @checks_arguments("Experiment", {**ELSEWHERE, **_ROUNDS_AND_SEEDS})
     def __init__(
         self,
         algorithm: str | Algorithm | Component = "fedfa",
@@ -138,6 +153,7 @@ class Experiment(ExperimentSetup):
         _ = self.state, self.cohort(0), self.clock
 
     @classmethod
+    @checks_arguments("Experiment.from_config")
     def from_config(
         cls,
         config: Config,
@@ -231,6 +247,7 @@ class Experiment(ExperimentSetup):
         self.choice, self._tested = Choice(self), None
 
     # -- rounds -----------------------------------------------------------------------------------------------
+    @checks_arguments("rounds")
     def rounds(
         self, count: int | None = None, *, patience: int | None = None, progress: bool | None = None
     ) -> Iterator[RoundRecord]:
@@ -255,8 +272,8 @@ class Experiment(ExperimentSetup):
             self.config = Config.resolve(self.config.to_dict(), {"evaluation": {"patience": patience}})
         last = self.config.rounds if count is None else self.state.round + int(count)
         self._plan_rounds(last)
-        steps = self._rounds(last)
-        return show_progress(steps, last - self.state.round, self.config.algorithm.name, progress)
+        ahead = last - self.state.round
+        return Rounds(show_progress(self._rounds(last), ahead, self.config.algorithm.name, progress), ahead)
 
     def _plan_rounds(self, last: int) -> None:
         config, horizon = self.config, self.algorithm.uses_horizon or self.config.local.uses_horizon
@@ -450,6 +467,7 @@ class Experiment(ExperimentSetup):
         self.task.model.load(self.weights(client))
         return self.task.model.plain_copy().eval()
 
+    @checks_arguments("predict")
     def predict(self, inputs: Any, *, client: int | None = None, scores: bool = False) -> Tensor:
         """Predict the classes of raw inputs, preprocessed as the training data were.
 
