@@ -15,6 +15,7 @@ import argparse
 import fnmatch
 import shutil
 import statistics
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -78,7 +79,7 @@ def run(network: str, rounds: int, seeds: Sequence[int], patterns: Sequence[str]
                 if path.name not in _RECORDS:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
     for name, reason in work.failed.items():
-        print(f"{name}: {reason}")
+        sys.stderr.write(f"{name}: {reason}\n")
 
 
 def table(network: str, rounds: int) -> str:
@@ -123,7 +124,7 @@ def main() -> None:
     if asked.what == "run":
         run(asked.network, asked.rounds, asked.seeds, asked.cells, asked.budget)
     else:
-        print(table(asked.network, asked.rounds))
+        sys.stdout.write(table(asked.network, asked.rounds) + "\n")
 
 
 if __name__ == "__main__":

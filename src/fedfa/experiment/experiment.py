@@ -34,8 +34,9 @@ from fedfa.experiment.layers import expression_and_variant
 from fedfa.experiment.progress import show_progress
 from fedfa.experiment.record import RoundRecord, evaluation_values
 from fedfa.experiment.setup import ExperimentSetup
+from fedfa.fleet.informed import KnownClients
 from fedfa.learning.algorithm import Algorithm
-from fedfa.learning.cohort import choose_cohort
+from fedfa.learning.cohort import INFORMED, choose_cohort
 from fedfa.learning.component import Component
 from fedfa.learning.context import LocalTraining
 from fedfa.learning.evaluate import EvaluatedOn
@@ -322,7 +323,8 @@ class Experiment(ExperimentSetup):
         self._stopped = True
 
     def _round(self, engine: Engine, observer: Observer | None, last: int) -> RoundRecord:
-        before, cohort = self.state, self.cohort(self.state.round)
+        before = self.state
+        cohort = self.cohort(before.round) if self.clock is None else []  # the clock draws by itself
         local = self.config.local.in_round(before.round, self.config.rounds)
         if self.algorithm.pools_data:  # one site with all data does the work of this round's cohort
             steps = sum(local.steps_on(int(self.sizes[client])) for client in cohort)
@@ -336,6 +338,8 @@ class Experiment(ExperimentSetup):
             state, statistics, on_clock = self.clock.round(
                 self.training, before, local, engine.train, self.client_states, observer
             )
+        if self.clock is None and self.config.cohort.selection in INFORMED:
+            state = KnownClients.of(before).after(state.round, statistics.losses, {}).added_to(state)
         self._state, self._final_state, self._tested = state, None, None
         self._warned = warn_of_round(statistics, self.preprocessing.classes, self._warned)
         spent: dict[str, Any] = {}
@@ -382,7 +386,10 @@ class Experiment(ExperimentSetup):
         return record
 
     def cohort(self, round: int) -> list[int]:
-        """The clients of a round, counted from 0."""
+        """The clients of a round, counted from 0; where the selection goes by what is known of them, as of now."""
+        if self.config.cohort.selection in INFORMED:
+            selector = replace(self.selector(), known=KnownClients.of(self.state))
+            return selector.select(self.config.cohort.count(len(self.sizes)), 0.0, round, set())
         cohort, sizes, partition = self.config.cohort, self.sizes, self.federation.partition
         holders = partition.holders if sizes is partition.sizes else None
         return choose_cohort(sizes, cohort.count(len(sizes)), cohort.selection, self.config.seed, round, holders)
