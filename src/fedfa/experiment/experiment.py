@@ -41,7 +41,7 @@ from fedfa.learning.component import Component
 from fedfa.learning.context import LocalTraining
 from fedfa.learning.evaluate import EvaluatedOn
 from fedfa.learning.metrics import Function
-from fedfa.learning.round import ClientStates, ClientStatesInMemory, RoundStatistics, ServerState
+from fedfa.learning.round import ClientStates, ClientStatesInMemory, RoundStatistics, ServerState, TrainClients
 from fedfa.learning.tensors import Tensors
 from fedfa.trees import pieces_of, to_device
 
@@ -332,7 +332,7 @@ class Experiment(ExperimentSetup):
         on_clock: dict[str, Any] = {}
         if self.clock is None:
             state, statistics = self.training.apply(
-                before, cohort, local, self.training.carried(engine.train), self.client_states, observer=observer
+                before, cohort, local, self.carried(engine), self.client_states, observer=observer
             )
         else:
             state, statistics, on_clock = self.clock.round(
@@ -421,6 +421,10 @@ class Experiment(ExperimentSetup):
                 values = evaluate_round(self, self.local_engine(), state, clients, "test")
             self._tested = {**values, "chosen": {"round": state.round, "by": self.choice.reason}}
         return self._tested
+
+    def carried(self, engine: Engine) -> TrainClients:
+        """The engine's clients behind the channel."""
+        return self.training.carried(engine.train)
 
     def engine(self) -> Engine:
         """The engine that the config asks for."""

@@ -135,6 +135,13 @@ class ExperimentSetup:
         training = Training(self.algorithm, task, config.seed)
         return replace(training, channel=Channel(config.channel, training)) if config.channel.on else training
 
+    @property
+    def channel(self) -> Channel | None:
+        """What compresses between server and clients, where the config asks for it."""
+        channel = self.training.channel
+        assert channel is None or isinstance(channel, Channel)
+        return channel
+
     def _example(self) -> NetworkInput:
         """A small batch as the network reads it; of zeros where the data are not loaded."""
         if self._known_preprocessing is not None and "federation" not in vars(self):
