@@ -35,13 +35,14 @@ from fedfa.experiment.layers import expression_and_variant
 from fedfa.experiment.progress import Rounds, show_progress
 from fedfa.experiment.record import RoundRecord, evaluation_values
 from fedfa.experiment.setup import ExperimentSetup
+from fedfa.fleet.informed import KnownClients
 from fedfa.learning.algorithm import Algorithm
-from fedfa.learning.cohort import choose_cohort
+from fedfa.learning.cohort import INFORMED, choose_cohort
 from fedfa.learning.component import Component
 from fedfa.learning.context import LocalTraining
 from fedfa.learning.evaluate import EvaluatedOn
 from fedfa.learning.metrics import Function
-from fedfa.learning.round import ClientStates, ClientStatesInMemory, RoundStatistics, ServerState
+from fedfa.learning.round import ClientStates, ClientStatesInMemory, RoundStatistics, ServerState, TrainClients
 from fedfa.learning.tensors import Tensors
 from fedfa.trees import pieces_of, to_device
 
@@ -339,7 +340,8 @@ class Experiment(ExperimentSetup):
         self._stopped = True
 
     def _round(self, engine: Engine, observer: Observer | None, last: int) -> RoundRecord:
-        before, cohort = self.state, self.cohort(self.state.round)
+        before = self.state
+        cohort = self.cohort(before.round) if self.clock is None else []  # the clock draws by itself
         local = self.config.local.in_round(before.round, self.config.rounds)
         if self.algorithm.pools_data:  # one site with all data does the work of this round's cohort
             steps = sum(local.steps_on(int(self.sizes[client])) for client in cohort)
@@ -347,12 +349,14 @@ class Experiment(ExperimentSetup):
         on_clock: dict[str, Any] = {}
         if self.clock is None:
             state, statistics = self.training.apply(
-                before, cohort, local, self.training.carried(engine.train), self.client_states, observer=observer
+                before, cohort, local, self.carried(engine), self.client_states, observer=observer
             )
         else:
             state, statistics, on_clock = self.clock.round(
                 self.training, before, local, engine.train, self.client_states, observer
             )
+        if self.clock is None and self.config.cohort.selection in INFORMED:
+            state = KnownClients.of(before).after(state.round, statistics.losses, {}).added_to(state)
         self._state, self._final_state, self._tested = state, None, None
         self._warned = warn_of_round(statistics, self.preprocessing.classes, self._warned)
         spent: dict[str, Any] = {}
@@ -399,7 +403,10 @@ class Experiment(ExperimentSetup):
         return record
 
     def cohort(self, round: int) -> list[int]:
-        """The clients of a round, counted from 0."""
+        """The clients of a round, counted from 0; where the selection goes by what is known of them, as of now."""
+        if self.config.cohort.selection in INFORMED:
+            selector = replace(self.selector(), known=KnownClients.of(self.state))
+            return selector.select(self.config.cohort.count(len(self.sizes)), 0.0, round, set())
         cohort, sizes, partition = self.config.cohort, self.sizes, self.federation.partition
         holders = partition.holders if sizes is partition.sizes else None
         return choose_cohort(sizes, cohort.count(len(sizes)), cohort.selection, self.config.seed, round, holders)
@@ -431,6 +438,10 @@ class Experiment(ExperimentSetup):
                 values = evaluate_round(self, self.local_engine(), state, clients, "test")
             self._tested = {**values, "chosen": {"round": state.round, "by": self.choice.reason}}
         return self._tested
+
+    def carried(self, engine: Engine) -> TrainClients:
+        """The engine's clients behind the channel."""
+        return self.training.carried(engine.train)
 
     def engine(self) -> Engine:
         """The engine that the config asks for."""
