@@ -49,10 +49,10 @@ def run_tune(console: Console, plan: TuningPlan, jobs: int | None, repeat: Seque
             raise
     header, rows = trial_table(tuner)
     command = winner_command(plan, winner, repeat)
+    seeds = f"mean ± standard deviation over {len(plan.seeds)} seeds" if len(plan.seeds) > 1 else "one seed"
     legend = (
         f"The best of {plan.trials} trials by {base.evaluation.monitor} on validation samples "
-        f"({base.data.validation}), mean ± standard deviation over {len(plan.seeds)} seeds; trials that trained to the "
-        "end first. None was evaluated on the test set."
+        f"({base.data.validation}), {seeds}; trials that trained to the end first. None was evaluated on the test set."
     )
     text = (
         f"{markdown_table(header, rows)}\n\n{legend}\n\nThe winner on the test set, with new seeds:\n\n    {command}\n"
@@ -64,7 +64,8 @@ def run_tune(console: Console, plan: TuningPlan, jobs: int | None, repeat: Seque
             console.print(escape(f"trial {one.number + 1} failed: {one.failed}"), style="yellow", soft_wrap=True)
     console.print(escape(legend), style="dim", highlight=False)
     say(
-        f"Also in {escape(str(plan.out / 'tuning.md'))}. The winner on the test set, with new seeds:\n{escape(command)}"
+        f"Also in {escape(str(plan.out / 'tuning.md'))}; fedfa report {escape(str(plan.out))} draws it. "
+        f"The winner on the test set, with new seeds:\n{escape(command)}"
     )
 
 

@@ -35,11 +35,15 @@ from fedfa.learning.random import stream
 if TYPE_CHECKING:
     import optuna
 
+TRIALS = "trials.json"
+"""The file of all trials."""
 FACTOR = 3
 """Of the trials of a rung one in so many goes on, for so many times the rounds."""
 RUNGS = 3
 WAVE = FACTOR ** (RUNGS - 1)
 """Trials in a wave: as many as leave one that trains to the end."""
+LEAST_TRIALS = 6
+"""With fewer trials nothing is said about the importance of parameters."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,8 @@ class TrialResult:
     """The monitored value of each seed; larger is better (losses are negated)."""
     failed: str = ""
     """Why it has no result."""
+    by_rung: Mapping[int, float] = field(default_factory=dict)
+    """Mean over seeds at each rung that it reached, by rounds."""
 
     @property
     def mean(self) -> float:
@@ -235,7 +241,7 @@ class Tuner:
         if not (whole := [one for one in self.results.values() if one.scores and one.rounds == plan.rungs[-1]]):
             reasons = "; ".join(dict.fromkeys(one.failed for one in self.results.values() if one.failed))
             raise RunError(f"no trial came to an end: {reasons}")
-        self._write()
+        self._write(study)
         return max(whole, key=lambda one: (one.mean, -one.number))
 
     def ranked(self) -> list[TrialResult]:
@@ -307,20 +313,36 @@ class Tuner:
     def _result(
         self, number: int, values: Mapping[str, Any], cells: Sequence[TrialCell], rung: int, failed: Mapping[str, str]
     ) -> TrialResult:
+        before = self.results[number].by_rung if number in self.results else {}
         if reasons := [failed[cell.name] for cell in cells if cell.name in failed]:
-            return TrialResult(number, values, rung, (), reasons[0])
+            return TrialResult(number, values, rung, (), reasons[0], before)
         scores = [score(cell.config, RunDirectory(cell.directory).metrics(), rung) for cell in cells]
         if missing := [cell.name for cell, one in zip(cells, scores, strict=True) if one is None]:
-            return TrialResult(number, values, rung, (), f"{missing[0]} has no evaluation up to round {rung}")
-        return TrialResult(number, values, rung, tuple(one for one in scores if one is not None))
+            reason = f"{missing[0]} has no evaluation up to round {rung}"
+            return TrialResult(number, values, rung, (), reason, before)
+        found = tuple(one for one in scores if one is not None)
+        return TrialResult(number, values, rung, found, by_rung={**before, rung: statistics.fmean(found)})
 
-    def _write(self) -> None:
+    def _write(self, study: optuna.study.Study) -> None:
+        plan, config = self.plan, self.plan.base
         results = [
             {"trial": one.number + 1, "values": dict(one.values), "rounds": one.rounds, "scores": list(one.scores),
+             "by_rung": {str(rung): mean for rung, mean in one.by_rung.items()},
              **({"failed": one.failed} if one.failed else {})}
             for one in self.ranked()
         ]  # fmt: skip
-        write_json(self.plan.out / "trials.json", {"monitor": self.plan.base.evaluation.monitor, "trials": results})
+        record = {
+            "algorithm": config.algorithm.name,
+            "monitor": config.evaluation.monitor,
+            "lower_is_better": plan.lower_is_better,
+            "validation": config.data.validation,
+            "seeds": list(plan.seeds),
+            "rungs": plan.rungs,
+            "parameters": [{**vars(one), "choices": list(one.choices)} for one in plan.parameters],
+            "importance": importance(study, list(self.results.values()), plan.rungs[0]),
+            "trials": results,
+        }
+        write_json(plan.out / TRIALS, record)
 
 
 def score(config: Config, records: Sequence[Mapping[str, Any]], rounds: int) -> float | None:
@@ -334,6 +356,36 @@ def score(config: Config, records: Sequence[Mapping[str, Any]], rounds: int) -> 
         return None
     own = any("clients" in ((one.get(key) or {}).get("model") for key in ("evaluated", "own_data")) for one in known)
     return values[-1] if own or config.evaluation.choose == "last" else max(values)
+
+
+def importance(study: optuna.study.Study, results: Sequence[TrialResult], rung: int) -> dict[str, float]:
+    """How much of the spread of the scores each parameter explains by itself, as shares of 1.
+
+    Functional ANOVA over a random forest (F. Hutter, H. Hoos, K. Leyton-Brown, ICML 2014; Optuna's). It goes by the
+    first rung, which all trials reach with equally many rounds; those that failed have no score. Empty where there is
+    one parameter only, or too little to fit.
+    """
+    import optuna
+
+    scored = [one for one in results if rung in one.by_rung]
+    if len(scored) < LEAST_TRIALS or len({one.by_rung[rung] for one in scored}) < 2:
+        return {}
+    stored = study.trials
+    if len(stored[scored[0].number].params) < 2:
+        return {}
+    seen = optuna.create_study(direction="maximize")
+    for one in scored:
+        trial = stored[one.number]
+        seen.add_trial(
+            optuna.trial.create_trial(
+                params=trial.params, distributions=trial.distributions, value=one.by_rung[rung]
+            )
+        )  # fmt: skip
+    try:
+        evaluator = optuna.importance.FanovaImportanceEvaluator(seed=1)
+        return dict(optuna.importance.get_param_importances(seen, evaluator=evaluator))
+    except ImportError:  # the forest is scikit-learn's
+        return {}
 
 
 def _lower_is_better(config: Config) -> bool:

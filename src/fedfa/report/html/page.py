@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import fedfa
+from fedfa.errors import FedfaError
 from fedfa.experiment.recorded_runs import Problem, RecordedRun
 from fedfa.report.html import tables
 from fedfa.report.html.chart import Figure
@@ -35,6 +37,7 @@ from fedfa.report.html.figures import (
 from fedfa.report.html.grouping import Chapter, partition_text
 from fedfa.report.html.headline import differences, headline, overview
 from fedfa.report.html.palette import css
+from fedfa.report.html.tuning_figures import still_training, tuning_figures, tuning_record
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 """Makes the browser refuse all network access."""
@@ -68,7 +71,21 @@ class Page:
         self.problems = list(self.problems)
         self.figures: dict[str, Figure] = {}
         self._prefix = ""
+        self._tunings = {
+            chapter.group: record for chapter in self.chapters if (record := self._tuning_of(chapter)) is not None
+        }
         self.html = self._document([self._chapter(chapter, place) for place, chapter in enumerate(self.chapters)])
+
+    def _tuning_of(self, chapter: Chapter) -> Mapping[str, Any] | None:
+        try:
+            return tuning_record(chapter)
+        except (ValueError, OSError, FedfaError) as error:
+            self.problems.append(Problem(Path(chapter.group).parent, f"the tuning cannot be shown: {error}"))
+            return None
+
+    @property
+    def _runs(self) -> list[RecordedRun]:
+        return [run for chapter in self.chapters for run in chapter.runs]
 
     def _document(self, bodies: Sequence[str]) -> str:
         files = resources.files("fedfa.report.html")
@@ -90,7 +107,6 @@ class Page:
         )
 
     def _top(self, title: str) -> str:
-        runs = [run for chapter in self.chapters for run in chapter.runs]
         when = f"Written {_clock(time.time())}"
         if self.refresh is not None:
             when += f"; reloads every {self.refresh} s"
@@ -102,13 +118,13 @@ class Page:
             contents = f'<nav aria-label="Chapters"><ul>{links}</ul></nav>'
         return (
             f'<header class="top"><div><h1>{escape(title)}</h1>'
-            f'<p class="quiet">{_state(runs)}. {when}.</p>{self._stale(runs)}'
+            f'<p class="quiet">{_state(self._runs)}. {when}.</p>{self._stale()}'
             f'{contents}</div><button type="button" id="theme" hidden>Colours</button></header>'
         )
 
-    def _stale(self, runs: Sequence[RecordedRun]) -> str:
+    def _stale(self) -> str:
         """A hint how to keep the page up to date while runs continue."""
-        if self.refresh is not None or self.state is not None or (runs and all(run.finished for run in runs)):
+        if self.refresh is not None or self.state is not None or (self.chapters and not still_training(self._runs)):
             return ""
         command = watching(self.command or "fedfa report DIRECTORY")
         return (
@@ -138,7 +154,9 @@ class Page:
         split = self.splits.of(chapter.runs[0])
         classes = split.classes if isinstance(split, Split) else ()
         method_styles = self.method_styles
+        tuning = self._tunings.get(chapter.group)
         sections: dict[str, Callable[[], str]] = {
+            "Tuning": lambda: "" if tuning is None else self._figures(tuning_figures(tuning)),
             "Accuracy": lambda: (
                 self._figures(accuracy_figures(chapter, method_styles)) + tables.results(chapter, method_styles)
             ),
@@ -158,10 +176,10 @@ class Page:
         body = "".join(self._section(chapter, name, make) for name, make in sections.items())
         heading = f'<h2 class="chapter" id="{identity}">{escape(chapter.title)}</h2>' if len(self.chapters) > 1 else ""
         where = f" Records in <code>{escape(chapter.group)}</code>." if chapter.group else ""
-        sentence = headline(chapter)
+        sentence = headline(chapter) if tuning is None else ""
         lead = f'<p class="headline">{escape(sentence)}</p>' if sentence else ""
         lead += f"<p class='lead'>{escape(_setting_text(chapter))}{where}</p>"
-        return f"<section>{heading}{lead}{_unfinished(chapter.runs)}{body}</section>"
+        return f"<section>{heading}{lead}{'' if tuning else _unfinished(chapter.runs)}{body}</section>"
 
     def _section(self, chapter: Chapter, name: str, make: Callable[[], str]) -> str:
         """A section, or a note: one malformed record must not prevent the whole page."""
@@ -222,7 +240,7 @@ _NOTHING = '<p class="lead">No run could be read yet.</p>'
 
 def _state(runs: Sequence[RecordedRun]) -> str:
     """How many runs there are, and how many are not finished."""
-    open_runs = sum(not run.finished for run in runs)
+    open_runs = len(still_training(runs))
     if not runs:
         return "No run yet"
     if len(runs) == 1:
@@ -258,11 +276,10 @@ def _setting_text(chapter: Chapter) -> str:
 def _unfinished(runs: Sequence[RecordedRun]) -> str:
     """Progress of unfinished runs."""
     rows = []
-    for run in runs:
-        if not run.finished:
-            rows.append(
-                f'<span>{escape(run.path.name)}</span><progress max="{max(run.rounds, 1)}" value="{run.done}" '
-                f'aria-label="{escape(run.path.name)}"></progress><span>{run.done} of {run.rounds} rounds, '
-                f"last record {_clock(run.changed)}</span>"
-            )
+    for run in still_training(runs):
+        rows.append(
+            f'<span>{escape(run.path.name)}</span><progress max="{max(run.rounds, 1)}" value="{run.done}" '
+            f'aria-label="{escape(run.path.name)}"></progress><span>{run.done} of {run.rounds} rounds, '
+            f"last record {_clock(run.changed)}</span>"
+        )
     return f'<div class="box"><h4>Not finished</h4><div class="going">{"".join(rows)}</div></div>' if rows else ""

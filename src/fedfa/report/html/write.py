@@ -15,6 +15,7 @@ from fedfa.report.html.drawing import file_png, file_svg
 from fedfa.report.html.grouping import chapters_of
 from fedfa.report.html.page import Page
 from fedfa.report.html.palette import styles
+from fedfa.report.html.tuning_figures import still_training
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Reporter:
         try:
             while True:
                 found = self._read(wait=True)
-                if found.runs and all(run.finished for run in found.runs):
+                if found.runs and not still_training(found.runs):
                     return self.write()
                 now = [(run.path, run.changed, run.done) for run in found.runs], found.problems
                 if now != before:
@@ -125,7 +126,7 @@ class Reporter:
         except OSError as error:
             raise RunError(f"cannot write {self.out}: {error.strerror}; choose another file with --out") from None
         files = self._write_figures(page) if figures else ()
-        unfinished = sum(not run.finished for run in found.runs)
+        unfinished = len(still_training(found.runs))
         return Report(self.out, files, tuple(page.problems), len(found.runs), unfinished)
 
     def _write_figures(self, page: Page) -> tuple[Path, ...]:
