@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from fedfa.experiment.layers import value_text
-from fedfa.experiment.run import processor_name, source_commit
 from fedfa.text_tables import markdown_table
 
 ROOT = Path(__file__).parents[1]
@@ -76,18 +75,19 @@ def measure(method: str, work: Path, jobs: int) -> None:
     values = winner(trials)["values"]
     subprocess.run([*fedfa, *test_command(method, values, str(tested)), "--jobs", str(jobs)], check=True)
     RECORDS.mkdir(parents=True, exist_ok=True)
-    record = {
-        "command": shlex.join(["fedfa", *tune_command(method, "runs/tuned")]),
-        "commit": source_commit(),
-        "machine": processor_name(),
-        **trials,
-    }
-    (RECORDS / f"{method}-trials.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     for seed in SEEDS:
         target = RECORDS / f"{method}-s{seed}"
         target.mkdir(exist_ok=True)
         for name in ("config.toml", "metrics.jsonl", "summary.json"):
             shutil.copyfile(tested / target.name / name, target / name)
+    summary = json.loads((target / "summary.json").read_text("utf-8"))
+    record = {
+        "command": shlex.join(["fedfa", *tune_command(method, f"runs/tuned/{method}")]),
+        "commit": summary["commit"],  # trials are trained by the same call, before these
+        "machine": summary["machine"]["processor"],
+        **trials,
+    }
+    (RECORDS / f"{method}-trials.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def table(records: Path = RECORDS) -> str:

@@ -35,7 +35,13 @@ def test_committed_results_hold_all_that_is_needed_to_repeat_them() -> None:
         records = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text("utf-8").splitlines()]
         has_final_pass = int(config.build_algorithm().has_final_pass)
         assert [record["round"] for record in records] == list(range(1, config.rounds + has_final_pass + 1))
-        assert records[-1]["accuracy"] == run.summary["final_accuracy"]
+        if config.data.validation is None:
+            assert records[-1]["accuracy"] == run.summary["final_accuracy"]
+        else:  # rounds are evaluated on validation samples; the chosen one is tested once
+            assert {record["evaluated"]["on"] for record in records} == {"validation"}
+            chosen = max(records, key=lambda record: record["accuracy"])
+            assert run.summary["chosen"]["round"] == chosen["round"]
+            assert run.summary["test"]["accuracy"] == run.summary["final_accuracy"]
 
 
 def test_results_page_without_marks_is_rejected(tmp_path: Path) -> None:
