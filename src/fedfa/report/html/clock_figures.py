@@ -66,10 +66,16 @@ def reaching_table(chapter: Chapter, targets: Sequence[float]) -> Table | None:
             share = f" ({len(found)} of {len(method.runs)})" if 0 < len(found) < len(method.runs) else ""
             hours, megabytes = (fmean(one[at] for one in found) if found else None for at in (0, 1))
             cells += [f"{number(hours)}{share}", number(megabytes)]
-        rows.append([method.name, *cells])
+        used = [
+            record["utilisation"] for r in method.runs for record in r.metrics if record.get("utilisation") is not None
+        ]
+        rows.append([method.name, *cells, number(100 * fmean(used)) if used else "–"])
     heads = [text for target in targets for text in (f"h to {target:g} %", f"MB to {target:g} %")]
-    note = "Virtual hours and megabytes (up and down) until the first evaluation with this accuracy; means over seeds."
-    return Table(["method", *heads], rows, note)
+    note = (
+        "Virtual hours and megabytes (up and down) until the first evaluation with this accuracy; means over seeds. "
+        "Time used: share of the devices' time that went into contributions that counted; they waited, or lost, the rest."
+    )
+    return Table(["method", *heads, "time used, %"], rows, note)
 
 
 def cost_to_reach(run: RecordedRun, target: float) -> tuple[float, float] | None:
