@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt
+# Not compiled while installing, which takes half the time: Python compiles what is imported, when it is imported.
+COMPILE := --no-compile
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet $(COMPILE) --constraint constraints.txt
 
 .PHONY: bench demo docs notebooks test-docs test-notebooks test test-slow test-system lint types format clean
 
@@ -69,11 +71,11 @@ $(BIN)/python:
 
 $(VENV)/.ready-torch: constraints.txt | $(BIN)/python
 	@echo "Setting up $(VENV); torch first, which takes a minute or two."
-	PIP_DISABLE_PIP_VERSION_CHECK=1 TORCH_INDEX="$(TORCH_INDEX)" $(BIN)/python tools/install_torch.py
+	PIP_DISABLE_PIP_VERSION_CHECK=1 TORCH_INDEX="$(TORCH_INDEX)" $(BIN)/python tools/install_torch.py $(COMPILE)
 	@touch $@
 
 $(VENV)/.ready-demo: pyproject.toml constraints.txt $(VENV)/.ready-torch
-	$(PIP) --editable '.[plots,data]'
+	$(PIP) --editable '.[plots]'
 	@touch $@
 
 $(VENV)/.ready-test: pyproject.toml constraints.txt $(VENV)/.ready-torch

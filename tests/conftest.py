@@ -50,7 +50,7 @@ def blobs() -> DataSet:
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data directory that holds scikit-learn's digits, ready for runs in other processes."""
+    """A data directory that holds the small digits, ready for runs in other processes."""
     directory = tmp_path_factory.mktemp("data")
     load("digits", data_dir=directory, offline=True)
     return directory

@@ -44,7 +44,7 @@ MAY_IMPORT = {
     },
     "paper": {"experiment", "diagnostics", "protection", "learning", "algorithms", "models", "data", "engines"},
     "report": {"fleet", "paper", "experiment", "diagnostics", "protection", "learning", "algorithms", "models", "data"},
-    "flower": {"experiment", "learning", "models", "data", "engines", "protection"},
+    "flower": {"experiment", "learning", "models", "data", "engines", "channel", "protection"},
 }
 """Packages and modules of fedfa that the modules of a package may import, besides those of the package itself and
 single modules at the top. ``cli`` may import everything; nothing imports ``cli``."""

@@ -88,14 +88,21 @@ def describe(version: str, card: bool, size: int) -> str:
     return f"torch {version}: {which}; {size / 1e9:.1f} GB so far"
 
 
-def main(pip: Sequence[str] = (sys.executable, "-m", "pip", "install", "--quiet")) -> None:
-    """Install torch unless the wanted version is there, and report which build it is and how large."""
+def main(pip: Sequence[str] = (sys.executable, "-m", "pip", "install", "--quiet"), options: Sequence[str] = ()) -> None:
+    """Install torch unless the wanted version is there, and report which build it is and how large.
+
+    Args:
+        pip: The command that installs.
+        options: Further options for it.
+    """
     version, card = wanted_version(CONSTRAINTS.read_text(encoding="utf-8")), has_nvidia_card()
     if (installed() or "").partition("+")[0] != version:
         choices = attempts(version, sys.platform, card, os.environ.get("TORCH_INDEX") or None)
         for place, arguments in enumerate(choices):
             last = place == len(choices) - 1
-            done = subprocess.run([*pip, *arguments], check=False, stderr=None if last else subprocess.DEVNULL)
+            done = subprocess.run(
+                [*pip, *options, *arguments], check=False, stderr=None if last else subprocess.DEVNULL
+            )
             if done.returncode == 0:
                 break
         else:
@@ -105,4 +112,4 @@ def main(pip: Sequence[str] = (sys.executable, "-m", "pip", "install", "--quiet"
 
 
 if __name__ == "__main__":
-    main()
+    main(options=sys.argv[1:])

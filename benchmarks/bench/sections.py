@@ -127,7 +127,7 @@ SECTIONS = (
                      rounds_per_slot=25),
         ],
         slots=20, quick_slots=3, task=MLP, compared="stacked",
-        targets={"loop": 6, "loop-2": None, "pfl": 6, "pfl-1": 6, "each": None},
+        targets={"loop": 10, "loop-2": None, "pfl": 6, "pfl-1": 6, "each": None},
     ),
     Section("methods", "Cost of methods: the CNN, the same 10 clients in every round, 2 workers",
             [*METHODS.values()], task=CNN),

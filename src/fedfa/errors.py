@@ -16,6 +16,10 @@ class ConfigError(FedfaError):
     """A config key is unknown or misspelt, or its value is not allowed."""
 
 
+class ArgumentError(FedfaError, TypeError):
+    """A call names an argument that the function does not have."""
+
+
 class AlgorithmError(FedfaError):
     """An algorithm names an unknown method, or combines methods that cannot be combined."""
 

@@ -65,6 +65,15 @@ def test_every_hook_is_allowed(hook: str) -> None:
     assert Algorithm([kind()]).hooks(hook)
 
 
+def test_an_option_without_a_type_is_refused_with_what_to_write() -> None:
+    members = {"name": "mine", "loss": lambda self, ctx, batch, loss: loss, "strength": 0.1}
+    wanted = (
+        "Mine.strength has no type; write `strength: float = 0.1` for an option, or `strength: ClassVar[float] = 0.1`"
+    )
+    with pytest.raises(AlgorithmError, match=re.escape(wanted)):
+        new_class("Mine", (Component,), exec_body=lambda body: body.update(members))
+
+
 class Empty(Component):
     strength: float = 0.1
 

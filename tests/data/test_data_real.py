@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedfa.data import load
+from fedfa.data.sets import made_here
 from fedfa.data.sets.checksums import CHECKSUMS
 from fedfa.data.sets.made_here import DOMAINS, PER_CLASS, choose, render
 from fedfa.errors import DataError
@@ -60,6 +61,15 @@ def test_a_tampered_real_file_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_digits_are_the_reference_content(tmp_path: Path) -> None:
     assert load("digits", data_dir=tmp_path, offline=True).manifest["edition"] == "complete"
+
+
+def test_digits_are_scikit_learn_s() -> None:
+    from sklearn.datasets import load_digits
+
+    theirs = load_digits()
+    with np.load(Path(made_here.__file__).with_name("digits.npz")) as file:
+        assert np.array_equal(file["images"], theirs.images)
+        assert np.array_equal(file["labels"], theirs.target)
 
 
 def test_synth_digits_are_seeded_and_varied() -> None:

@@ -35,6 +35,7 @@ from tests.engines.engine_toys import (
     plan_of,
 )
 from tests.experiment.run_toys import STATEFUL, assert_same_run, small
+from tests.fleet.test_clock import DRAWN, POLICIES
 from tests.processes import is_running
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedfa[ray]'")
@@ -151,10 +152,10 @@ def asked(algorithm: str, cluster: TestCluster | None, **more: Any) -> Config:
 
 
 def same_on_the_cluster(
-    algorithm: str, folder: Path, cluster: TestCluster, data: DataSet, model: ModelSource | None = None
+    algorithm: str, folder: Path, cluster: TestCluster, data: DataSet, model: ModelSource | None = None, **more: Any
 ) -> None:
     for name, where in (("here", None), ("there", cluster)):
-        run(asked(algorithm, where), folder / name, data=data, model=model)
+        run(asked(algorithm, where, **more), folder / name, data=data, model=model)
     assert_same_run(folder / "here", folder / "there")
 
 
@@ -163,6 +164,16 @@ def same_on_the_cluster(
 def test_a_cluster_gives_the_same_run(tmp_path: Path, blobs: DataSet, connected: TestCluster, algorithm: str) -> None:
     """Weights, server's state, clients' files and metrics after three rounds."""
     same_on_the_cluster(algorithm, tmp_path, connected, blobs)
+
+
+@pytest.mark.parametrize("policy", ["partial", "fedbuff"])
+def test_a_cluster_gives_the_same_run_on_a_clock(
+    tmp_path: Path, blobs: DataSet, connected: TestCluster, policy: str
+) -> None:
+    """Virtual times and orders do not come from the cluster: partial work, contributions that outlive their round, a
+    channel with error feedback, and a selection with memory."""
+    more: dict[str, Any] = {"fleet": {**DRAWN, **POLICIES[policy]}, "channel": {"up": "topk", "share": 0.2}}
+    same_on_the_cluster(STATEFUL, tmp_path, connected, blobs, **more, cohort={"clients": 3, "selection": "oort"})
 
 
 @pytest.mark.slow

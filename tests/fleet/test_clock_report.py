@@ -56,10 +56,12 @@ def test_times_to_an_accuracy_are_those_of_the_records(runs: Path) -> None:
     table = reaching_table(chapter(runs), [25])
     assert table is not None
     assert [row[0] for row in table.rows] == ["deadline", "fedbuff", "wait"]
-    for name, hours, megabytes in table.rows:
+    for name, hours, megabytes, used in table.rows:
         total = 0.0
-        for line in (runs / name / "metrics.jsonl").read_text().splitlines():
-            record = json.loads(line)
+        records = [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
+        shares = [record["utilisation"] for record in records if record["utilisation"] is not None]
+        assert float(used) == pytest.approx(100 * sum(shares) / len(shares), rel=0.01)
+        for record in records:
             total += (record["bytes_up"] + record["bytes_down"]) / 1e6
             if record["accuracy"] >= 0.25:
                 assert float(hours) == pytest.approx(record["time"] / 3600, rel=0.01)

@@ -25,7 +25,7 @@ from fedfa.fleet.devices import Fleet
 from fedfa.fleet.policies import Moment, asynchronous, synchronous
 from fedfa.fleet.selection import Selector
 from fedfa.fleet.visits import Travel, Visit, Window
-from fedfa.learning.cohort import Selection, choose_cohort
+from fedfa.learning.cohort import INFORMED, Selection, choose_cohort
 from fedfa.learning.context import LocalTraining
 
 SIZES = np.asarray([10, 20, 30, 40, 80])
@@ -243,7 +243,7 @@ def test_without_refusals_the_draw_is_that_of_a_training_without_a_clock() -> No
     sizes = np.full(50, 3)
     with pytest.raises(ConfigError, match="draws cohorts of random size"):
         Selector(sizes, np.arange(50), "poisson", 7)
-    for selection in set(get_args(Selection)) - {"poisson"}:
+    for selection in set(get_args(Selection)) - {"poisson", *INFORMED}:
         selector = Selector(sizes, np.arange(50), selection, 7)
         assert selector.select(8, 0.0, 3, set()) == choose_cohort(sizes, 8, selection, 7, 3)
 

@@ -29,8 +29,8 @@ def recorded(name: str, seed: int, curve: list[float], group: str = "runs", **re
 
 
 def test_headline_names_the_best_its_lead_and_whether_it_is_noise() -> None:
-    sure = [recorded("fedavg", s, [0.5 + s / 1000]) for s in (1, 2, 3)]
-    sure += [recorded("fedfa", s, [0.6 + s / 1000 + (s == 2) / 5000]) for s in (1, 2, 3)]
+    sure = [recorded("fedavg", s, [0.5 + s / 1000] * 10) for s in (1, 2, 3)]
+    sure += [recorded("fedfa", s, [0.6 + s / 1000 + (s == 2) / 5000] * 10) for s in (1, 2, 3)]
     (chapter,) = chapters_of(sure)
     assert headline(chapter) == (
         "fedfa is best with 60.21 % (mean of the last ten evaluations), 10.01 points ahead of fedavg, more than the "
@@ -40,10 +40,16 @@ def test_headline_names_the_best_its_lead_and_whether_it_is_noise() -> None:
     unsure += [recorded("fedfa", s, [0.45 + s / 30]) for s in (1, 2, 3)]
     assert "which seed noise could explain" in headline(chapters_of(unsure)[0])
     assert "too few seeds" in headline(chapters_of([sure[0], sure[3]])[0])
-    assert headline(chapters_of([recorded("fedavg", 1, [0.5])])[0]) == (
-        "fedavg reaches 50.00 % (mean of the last ten evaluations)."
-    )
+    assert headline(chapters_of([recorded("fedavg", 1, [0.5])])[0]) == ("fedavg reaches 50.00 % (a single evaluation).")
     assert "both reach 50.00 %" in headline(chapters_of([recorded("a", 1, [0.5]), recorded("b", 1, [0.5])])[0])
+
+
+def test_headline_says_what_it_is_the_mean_of() -> None:
+    eight, twelve = [0.1] * 4 + [0.9] * 4, [0.0, 0.0] + [0.5] * 10
+    assert headline(chapters_of([recorded("a", 1, eight)])[0]) == "a reaches 50.00 % (mean of all 8 evaluations)."
+    assert "(mean of the last ten evaluations)" in headline(chapters_of([recorded("a", 1, twelve)])[0])
+    mixed = headline(chapters_of([recorded("a", 1, eight), recorded("b", 1, twelve)])[0])
+    assert "(mean of all evaluations, ten at most)" in mixed
 
 
 def test_differences_are_those_of_equal_seeds_with_fedavg_as_baseline() -> None:

@@ -18,6 +18,11 @@ magnitude m of each block of 512 numbers as its scale, as the paper uses it in p
 between two multiples becomes the upper one with the probability that makes the expectation right. One bit has no zero,
 so it is the sign of a coin whose bias is x/m.
 
+``int8`` to ``int1`` may be followed by ``+deflate``: the bytes are compressed further with deflate's Huffman codes (RFC
+1951, zlib's strategy without matches: quantised noise has no repetitions, but small integers are frequent). A first
+byte says whether that made them fewer; if not, they travel as they are. An arithmetic coder would come closer to the
+entropy and costs a loop per number in Python; zlib is part of Python and runs at the speed of C.
+
 ``sign``, ``topk`` and ``randomk`` are biased, and converge only with error feedback (S. P. Karimireddy, Q. Rebjock, S.
 U. Stich, M. Jaggi, ICML 2019): what was not sent is added to the client's next update. It is client state.
 """
@@ -25,6 +30,7 @@ U. Stich, M. Jaggi, ICML 2019): what was not sent is added to the client's next 
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -45,7 +51,7 @@ class Codec:
 
     Args:
         encode: From ``[n]`` numbers and a random stream to bytes.
-        decode: From bytes and n to the numbers.
+        decode: From bytes and n to the numbers. Bytes that cannot be n numbers are a ValueError.
         feedback: Whether what was lost is added to the next update.
         updates_only: Whether it loses too much for anything but updates.
     """
@@ -65,8 +71,16 @@ def codec(name: str, share: float = 0.01) -> Codec:
         >>> len(sent), one.decode(sent, 3).tolist()[1:]
         (6, [-1.0, 0.0])
     """
+    name, _, further = name.partition("+")
+    if name not in CODECS or further not in ("", "deflate") or (further and name not in _BITS):
+        raise ValueError(f"there is no codec {name}{further and '+'}{further}")
     if name in _BITS:
         bits = _BITS[name]
+        if further:
+            return Codec(
+                lambda x, rng: _deflated(_quantise(x, bits, rng)),
+                lambda data, n: _dequantise(_inflated(data, _quantised_size(n, bits)), bits, n),
+            )
         return Codec(lambda x, rng: _quantise(x, bits, rng), lambda data, n: _dequantise(data, bits, n))
     if name == "float16":
         return Codec(lambda x, _: _bytes(np.clip(x, -_HALF, _HALF).astype("<f2")), _from_half)
@@ -79,10 +93,12 @@ def codec(name: str, share: float = 0.01) -> Codec:
             lambda x, rng: _random_share(x, _count(share, len(x)), rng), _from_random_share, feedback=True,
             updates_only=True,
         )  # fmt: skip
-    return Codec(lambda x, _: _bytes(x.astype("<f4")), lambda data, n: data.view("<f4").astype(np.float32))
+    return Codec(lambda x, _: _bytes(x.astype("<f4")), _from_single)
 
 
 _BITS = {"int8": 8, "int4": 4, "int2": 2, "int1": 1}
+QUANTISED = tuple(_BITS)
+CODECS = ("float32", "float16", *QUANTISED, "sign", "topk", "randomk")
 
 
 def _bytes(array: NDArray[np.generic]) -> Packed:
@@ -93,8 +109,39 @@ def _count(share: float, numbers: int) -> int:
     return min(numbers, max(1, math.ceil(share * numbers)))
 
 
+def _expect(data: Packed, length: int) -> None:
+    if len(data) != length:
+        raise ValueError(f"{len(data)} bytes, not {length}")
+
+
+def _from_single(data: Packed, numbers: int) -> Values:
+    _expect(data, 4 * numbers)
+    return data.view("<f4").astype(np.float32)
+
+
 def _from_half(data: Packed, numbers: int) -> Values:
+    _expect(data, 2 * numbers)
     return data.view("<f2").astype(np.float32)
+
+
+# -- entropy coding ---------------------------------------------------------------------------------------------------
+def _deflated(data: Packed) -> Packed:
+    maker = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS, 9, zlib.Z_HUFFMAN_ONLY)
+    packed = maker.compress(data.tobytes()) + maker.flush()
+    if len(packed) < len(data):
+        return np.frombuffer(b"\1" + packed, np.uint8)
+    return np.concatenate([np.zeros(1, np.uint8), data])
+
+
+def _inflated(data: Packed, length: int) -> Packed:
+    if not len(data) or data[0] > 1:
+        raise ValueError("neither deflated nor plain")
+    if data[0] == 0:
+        return np.ascontiguousarray(data[1:])
+    try:  # no more than is wanted: the bytes may be anybody's
+        return np.frombuffer(zlib.decompressobj(-zlib.MAX_WBITS).decompress(data[1:].tobytes(), length), np.uint8)
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
 
 
 # -- QSGD -------------------------------------------------------------------------------------------------------------
@@ -114,7 +161,12 @@ def _quantise(x: Values, bits: int, rng: np.random.Generator) -> Packed:
     return np.concatenate([_bytes(scale.ravel()), _pack(codes, bits)])
 
 
+def _quantised_size(numbers: int, bits: int) -> int:
+    return 4 * -(-numbers // BLOCK) + -(-numbers * bits // 8)
+
+
 def _dequantise(data: Packed, bits: int, numbers: int) -> Values:
+    _expect(data, _quantised_size(numbers, bits))
     blocks = -(-numbers // BLOCK)
     scale = data[: 4 * blocks].view("<f4").astype(np.float64)
     codes = _unpack(data[4 * blocks :], bits, numbers).astype(np.float64)
@@ -151,6 +203,7 @@ def _sign(x: Values, _: np.random.Generator) -> Packed:
 
 
 def _from_sign(data: Packed, numbers: int) -> Values:
+    _expect(data, 4 + -(-numbers // 8))
     signs = 2 * np.unpackbits(data[4:], count=numbers).astype(np.float32) - 1
     values: Values = (signs * data[:4].view("<f4")).astype(np.float32)
     return values
@@ -165,8 +218,12 @@ def _largest(x: Values, count: int) -> Packed:
 
 def _from_largest(data: Packed, numbers: int) -> Values:
     half = len(data) // 2
+    _expect(data, 8 * min(half // 4, numbers))
+    places = data[:half].view("<u4")
+    if len(places) and places.max() >= numbers:
+        raise ValueError(f"there is no number {places.max()} of {numbers}")
     x = np.zeros(numbers, dtype=np.float32)
-    x[data[:half].view("<u4")] = data[half:].view("<f4")
+    x[places] = data[half:].view("<f4")
     return x
 
 
@@ -176,6 +233,7 @@ def _random_share(x: Values, count: int, rng: np.random.Generator) -> Packed:
 
 
 def _from_random_share(data: Packed, numbers: int) -> Values:
+    _expect(data, 8 + 4 * min(max(0, len(data) - 8) // 4, numbers))
     values = data[8:].view("<f4")
     x = np.zeros(numbers, dtype=np.float32)
     x[_places(data[:8].view("<u8"), len(values), numbers)] = values

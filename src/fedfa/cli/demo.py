@@ -57,7 +57,8 @@ def _preset_for_available_data(console: Console, data_dir: Path | None) -> str:
     except DataError as error:
         reason = str(error).partition("\n")[0]
         console.print(
-            f"Fashion-MNIST is not available ({escape(reason)}); using scikit-learn's digits.", soft_wrap=True
+            f"Fashion-MNIST is not available ({escape(reason)}); using small digits instead.",
+            soft_wrap=True,
         )
         return "digits-c2"
     return "fmnist-c2"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from fedfa.arguments import checks_arguments
 from fedfa.data import cache
 from fedfa.data.definition import DataSetDefinition, FilesNotFoundError, Progress, Unavailable, no_progress
 from fedfa.data.raw import RawDataSet
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 SYSTEM_COPIES = Path("/usr/share/datasets")
 
 
+@checks_arguments("fedfa.data.load")
 def load(
     name: str,
     *,

@@ -14,5 +14,5 @@ def import_optional(module: str, what: str, extra: str = "data") -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.split(".")[0]
-        package = {"PIL": "pillow", "sklearn": "scikit-learn"}.get(package, package)
+        package = "pillow" if package == "PIL" else package
         raise DataError(f"{what} needs {package}; install it with: pip install 'fedfa[{extra}]'") from error

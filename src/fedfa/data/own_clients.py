@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedfa.arguments import checks_arguments
 from fedfa.data.federation import Federation
 from fedfa.data.raw import Array
 from fedfa.data.samples import Columns
@@ -15,6 +16,7 @@ from fedfa.data.user_data import assemble
 from fedfa.errors import DataError
 
 
+@checks_arguments("federation_from")
 def federation_from(
     clients: Mapping[Any, Any] | Sequence[Any],
     test: Any = None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fedfa.arguments import checks_arguments
 from fedfa.data.preprocessing import NORMALISATIONS, PEAKS, InputKind, Normalisation, Preprocessing
 from fedfa.errors import DataError
 
@@ -212,6 +213,7 @@ class DataSet:
         """What a trained model needs in order to read raw inputs like these."""
         return Preprocessing(self.normalisation, self.input_shape, _KINDS[self.train.inputs.dtype], self.classes)
 
+    @checks_arguments("split", {"alpha": "give it with the partition: split('dirichlet:0.1')"})
     def split(self, partition: str | AnyPartition, clients: int | None = None, seed: int = 1) -> Federation:
         """Split the training samples over clients.
 

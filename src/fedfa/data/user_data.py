@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedfa.arguments import checks_arguments
 from fedfa.data import cache
 from fedfa.data.checks import check
 from fedfa.data.preprocessing import Normalisation
@@ -22,6 +23,7 @@ from fedfa.errors import DataError
 from fedfa.learning.random import stream
 
 
+@checks_arguments("dataset_from")
 def dataset_from(
     train: Any,
     test: Any = None,

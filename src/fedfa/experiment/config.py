@@ -158,10 +158,22 @@ class CohortConfig(Section):
     rate: float = Field(0.1, gt=0, le=1)
     """Share of all clients."""
     selection: Selection = "uniform"
-    """Drawn evenly, in proportion to their samples (``"size"``), or as the reference code does (``"authors"``)."""
+    """Drawn evenly, in proportion to their samples (``"size"``), as the reference code does (``"authors"``), each with
+    the same probability (``"poisson"``), or by what is known of them: ``"power-of-choice"`` takes those with the
+    highest losses among ``candidates``, ``"oort"`` weighs loss, samples and, with a clock, speed; see docs/fleet.md."""
+    candidates: float | None = Field(None, ge=1)
+    """With ``"power-of-choice"``: candidates, times the clients of a round; left out, 2."""
     rounding: Literal["nearest", "down"] | None = None
     """How ``rate`` times the number of clients becomes a whole number; left out, to the nearest. ``"down"`` is what the
     reference code does. It is recorded only where it matters."""
+
+    @model_validator(mode="after")
+    def _candidates(self) -> CohortConfig:
+        if self.candidates is not None and self.selection != "power-of-choice":
+            raise ValueError(
+                f'cohort.candidates belongs to cohort.selection = "power-of-choice", not "{self.selection}"'
+            )
+        return self
 
     def count(self, num_clients: int) -> int:
         """Clients per round."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedfa.algorithms.registry import expression_of
+from fedfa.arguments import checks_arguments
 from fedfa.data import Federation
 from fedfa.diagnostics.observer import Observation, Observer
 from fedfa.engines.engine import Engine
@@ -31,16 +32,17 @@ from fedfa.experiment.config import Config
 from fedfa.experiment.evaluating import evaluate_round, own_model
 from fedfa.experiment.health import check_work, warn_of_round
 from fedfa.experiment.layers import expression_and_variant
-from fedfa.experiment.progress import show_progress
+from fedfa.experiment.progress import Rounds, show_progress
 from fedfa.experiment.record import RoundRecord, evaluation_values
 from fedfa.experiment.setup import ExperimentSetup
+from fedfa.fleet.informed import KnownClients
 from fedfa.learning.algorithm import Algorithm
-from fedfa.learning.cohort import choose_cohort
+from fedfa.learning.cohort import INFORMED, choose_cohort
 from fedfa.learning.component import Component
 from fedfa.learning.context import LocalTraining
 from fedfa.learning.evaluate import EvaluatedOn
 from fedfa.learning.metrics import Function
-from fedfa.learning.round import ClientStates, ClientStatesInMemory, RoundStatistics, ServerState
+from fedfa.learning.round import ClientStates, ClientStatesInMemory, RoundStatistics, ServerState, TrainClients
 from fedfa.learning.tensors import Tensors
 from fedfa.trees import pieces_of, to_device
 
@@ -48,6 +50,19 @@ log = logging.getLogger(__name__)
 
 Callback = Callable[["Experiment", RoundRecord], Mapping[str, Any] | None]
 """Called after each round with the experiment and the round's record; values it returns are added to the record."""
+
+
+ELSEWHERE = {
+    **{name: f"it belongs to local=fedfa.LocalTraining({name}=…)" for name in LocalTraining.model_fields},
+    "learning_rate": "it belongs to local=fedfa.LocalTraining(lr=…)",
+    "clients": "the data know their clients, data=dataset.split(…, clients=…); clients per round are cohort=…",
+    "partition": "the data are split before, data=dataset.split('shards:2', clients=…)",
+}
+"""Where values belong that users look for among the arguments of an experiment."""
+_ROUNDS_AND_SEEDS = {
+    "rounds": "how many rounds to train is given to experiment.rounds(…)",
+    "seeds": "an experiment has one seed=…; fedfa.compare takes several",
+}
 
 
 class Experiment(ExperimentSetup):
@@ -81,6 +96,7 @@ class Experiment(ExperimentSetup):
         [1, 2]
     """
 
+    @checks_arguments("Experiment", {**ELSEWHERE, **_ROUNDS_AND_SEEDS})
     def __init__(
         self,
         algorithm: str | Algorithm | Component = "fedfa",
@@ -138,6 +154,7 @@ class Experiment(ExperimentSetup):
         _ = self.state, self.cohort(0), self.clock
 
     @classmethod
+    @checks_arguments("Experiment.from_config")
     def from_config(
         cls,
         config: Config,
@@ -231,6 +248,7 @@ class Experiment(ExperimentSetup):
         self.choice, self._tested = Choice(self), None
 
     # -- rounds -----------------------------------------------------------------------------------------------
+    @checks_arguments("rounds")
     def rounds(
         self, count: int | None = None, *, patience: int | None = None, progress: bool | None = None
     ) -> Iterator[RoundRecord]:
@@ -255,8 +273,8 @@ class Experiment(ExperimentSetup):
             self.config = Config.resolve(self.config.to_dict(), {"evaluation": {"patience": patience}})
         last = self.config.rounds if count is None else self.state.round + int(count)
         self._plan_rounds(last)
-        steps = self._rounds(last)
-        return show_progress(steps, last - self.state.round, self.config.algorithm.name, progress)
+        ahead = last - self.state.round
+        return Rounds(show_progress(self._rounds(last), ahead, self.config.algorithm.name, progress), ahead)
 
     def _plan_rounds(self, last: int) -> None:
         config, horizon = self.config, self.algorithm.uses_horizon or self.config.local.uses_horizon
@@ -322,7 +340,8 @@ class Experiment(ExperimentSetup):
         self._stopped = True
 
     def _round(self, engine: Engine, observer: Observer | None, last: int) -> RoundRecord:
-        before, cohort = self.state, self.cohort(self.state.round)
+        before = self.state
+        cohort = self.cohort(before.round) if self.clock is None else []  # the clock draws by itself
         local = self.config.local.in_round(before.round, self.config.rounds)
         if self.algorithm.pools_data:  # one site with all data does the work of this round's cohort
             steps = sum(local.steps_on(int(self.sizes[client])) for client in cohort)
@@ -330,12 +349,14 @@ class Experiment(ExperimentSetup):
         on_clock: dict[str, Any] = {}
         if self.clock is None:
             state, statistics = self.training.apply(
-                before, cohort, local, self.training.carried(engine.train), self.client_states, observer=observer
+                before, cohort, local, self.carried(engine), self.client_states, observer=observer
             )
         else:
             state, statistics, on_clock = self.clock.round(
                 self.training, before, local, engine.train, self.client_states, observer
             )
+        if self.clock is None and self.config.cohort.selection in INFORMED:
+            state = KnownClients.of(before).after(state.round, statistics.losses, {}).added_to(state)
         self._state, self._final_state, self._tested = state, None, None
         self._warned = warn_of_round(statistics, self.preprocessing.classes, self._warned)
         spent: dict[str, Any] = {}
@@ -382,7 +403,10 @@ class Experiment(ExperimentSetup):
         return record
 
     def cohort(self, round: int) -> list[int]:
-        """The clients of a round, counted from 0."""
+        """The clients of a round, counted from 0; where the selection goes by what is known of them, as of now."""
+        if self.config.cohort.selection in INFORMED:
+            selector = replace(self.selector(), known=KnownClients.of(self.state))
+            return selector.select(self.config.cohort.count(len(self.sizes)), 0.0, round, set())
         cohort, sizes, partition = self.config.cohort, self.sizes, self.federation.partition
         holders = partition.holders if sizes is partition.sizes else None
         return choose_cohort(sizes, cohort.count(len(sizes)), cohort.selection, self.config.seed, round, holders)
@@ -414,6 +438,10 @@ class Experiment(ExperimentSetup):
                 values = evaluate_round(self, self.local_engine(), state, clients, "test")
             self._tested = {**values, "chosen": {"round": state.round, "by": self.choice.reason}}
         return self._tested
+
+    def carried(self, engine: Engine) -> TrainClients:
+        """The engine's clients behind the channel."""
+        return self.training.carried(engine.train)
 
     def engine(self) -> Engine:
         """The engine that the config asks for."""
@@ -450,6 +478,7 @@ class Experiment(ExperimentSetup):
         self.task.model.load(self.weights(client))
         return self.task.model.plain_copy().eval()
 
+    @checks_arguments("predict")
     def predict(self, inputs: Any, *, client: int | None = None, scores: bool = False) -> Tensor:
         """Predict the classes of raw inputs, preprocessed as the training data were.
 

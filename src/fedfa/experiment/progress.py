@@ -1,12 +1,40 @@
-"""A progress bar over rounds, in a terminal or a notebook."""
+"""Rounds as they are iterated over, with a progress bar in a terminal or a notebook."""
 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
 
 from fedfa.experiment.record import RoundRecord
+
+
+class Rounds(Iterator[RoundRecord]):
+    """The records of rounds, each trained when it is asked for. Warns where none was: nothing has been trained then.
+
+    Args:
+        records: Trains a round with each step.
+        ahead: Number of rounds that are to come.
+    """
+
+    def __init__(self, records: Iterator[RoundRecord], ahead: int) -> None:
+        self._records, self._ahead, self._begun = records, ahead, False
+
+    def __next__(self) -> RoundRecord:
+        self._begun = True
+        return next(self._records)
+
+    def __repr__(self) -> str:
+        return f"<{self._ahead} rounds, trained as they are iterated over: for record in experiment.rounds(…)>"
+
+    def __del__(self) -> None:
+        if not self._begun and self._ahead > 0:
+            warnings.warn(
+                f"rounds({self._ahead}) trained nothing, because nobody iterated over it; write "
+                f"`for record in experiment.rounds({self._ahead}): …` or `list(experiment.rounds({self._ahead}))`",
+                RuntimeWarning, stacklevel=2,
+            )  # fmt: skip
 
 
 def show_progress(records: Iterator[RoundRecord], total: int, title: str, asked: bool | None) -> Iterator[RoundRecord]:

@@ -6,6 +6,7 @@ from fedfa.data import Federation
 from fedfa.errors import AlgorithmError, ConfigError
 from fedfa.experiment.config import Config
 from fedfa.learning.algorithm import Algorithm
+from fedfa.learning.cohort import INFORMED
 from fedfa.learning.component import Component
 from fedfa.protection import assembly
 from fedfa.protection.accounting import Budget, budget
@@ -43,6 +44,11 @@ def _refuse_looks_at_clients(config: Config, algorithm: Algorithm) -> None:
                 f"[privacy] cannot be combined with [{section}]: cohorts that a clock decides on and compressed "
                 "contributions are neither accounted nor summed under masks; leave one of them out"
             )
+    if config.cohort.selection in INFORMED:
+        raise ConfigError(
+            f'cohort.selection = "{config.cohort.selection}" goes by the losses of single clients, which differential '
+            'privacy and masks rule out; set it to "uniform" or "poisson"'
+        )
     if config.diagnostics.on:
         raise ConfigError(
             "diagnostics look into single clients, which differential privacy and masks rule out; leave "
@@ -72,7 +78,7 @@ def budget_of(config: Config, clients: int, holders: int) -> Budget:
     Raises:
         ConfigError: Cohorts are drawn in a way that is not accounted.
     """
-    if config.cohort.selection in ("size", "authors"):
+    if config.cohort.selection not in ("poisson", "uniform"):
         raise ConfigError(
             f'cohort.selection = "{config.cohort.selection}" is not accounted; with differential privacy set it to '
             '"poisson" or "uniform"'

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 import fedfa
+from fedfa.arguments import checks_arguments
 from fedfa.errors import RunError
 from fedfa.experiment.build import DataSource, ModelSource, evaluation_layer, with_own
 from fedfa.experiment.config import Config, affects_result
@@ -54,6 +55,7 @@ class RunResult:
         return f"<RunResult {self.directory}: {len(self.metrics)} records, {result}>"
 
 
+@checks_arguments("run")
 def run(
     config: Config,
     out: Path | str,

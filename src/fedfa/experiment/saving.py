@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedfa.algorithms.registry import expression_of, register
+from fedfa.arguments import checks_arguments
 from fedfa.data import Federation
 from fedfa.errors import RunError
 from fedfa.experiment.build import DataSource, ModelSource
@@ -84,6 +85,7 @@ def save(experiment: Experiment, path: Path, *, overwrite: bool = False) -> Path
     return path
 
 
+@checks_arguments("load")
 def load(
     path: Path | str,
     *,

@@ -28,6 +28,7 @@ from fedfa.experiment.build import (
 )
 from fedfa.experiment.config import Config
 from fedfa.experiment.protected import budget_of, protected, protections, with_attackers
+from fedfa.fleet.availability import DailyAvailability
 from fedfa.fleet.clock import Clock
 from fedfa.fleet.devices import build_fleet
 from fedfa.fleet.selection import Selector
@@ -134,6 +135,13 @@ class ExperimentSetup:
         training = Training(self.algorithm, task, config.seed)
         return replace(training, channel=Channel(config.channel, training)) if config.channel.on else training
 
+    @property
+    def channel(self) -> Channel | None:
+        """What compresses between server and clients, where the config asks for it."""
+        channel = self.training.channel
+        assert channel is None or isinstance(channel, Channel)
+        return channel
+
     def _example(self) -> NetworkInput:
         """A small batch as the network reads it; of zeros where the data are not loaded."""
         if self._known_preprocessing is not None and "federation" not in vars(self):
@@ -149,7 +157,7 @@ class ExperimentSetup:
     @cached_property
     def clock(self) -> Clock | None:
         """The clock, where the config names devices."""
-        config, cohort, partition = self.config.fleet, self.config.cohort, self.federation.partition
+        config, cohort = self.config.fleet, self.config.cohort
         if not config.on:
             return None
         if config.may_be_stale and self.config.diagnostics.on:
@@ -158,10 +166,15 @@ class ExperimentSetup:
                 "of several arrive together; set diagnostics.every = 0 and diagnostics.features = []"
             )
         fleet = build_fleet(config, len(self.federation))
-        selector = Selector(partition.sizes, partition.holders, cohort.selection, self.config.seed, fleet.availability)
-        clock = Clock(config, fleet, selector, cohort.count(len(self.federation)))
+        clock = Clock(config, fleet, self.selector(fleet.availability), cohort.count(len(self.federation)))
         clock.check(self.training)
         return clock
+
+    def selector(self, availability: DailyAvailability | None = None) -> Selector:
+        """Draws clients as the config says, before anything is known of them."""
+        cohort, partition = self.config.cohort, self.federation.partition
+        selector = Selector(partition.sizes, partition.holders, cohort.selection, self.config.seed, availability)
+        return selector if cohort.candidates is None else replace(selector, candidates=cohort.candidates)
 
     @property
     def task(self) -> Task:

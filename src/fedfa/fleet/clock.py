@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ import numpy as np
 from fedfa.errors import ConfigError
 from fedfa.fleet.config import FleetConfig
 from fedfa.fleet.devices import Fleet
+from fedfa.fleet.informed import KnownClients
 from fedfa.fleet.memory import ClockMemory, detached
 from fedfa.fleet.policies import Moment, asynchronous, synchronous
 from fedfa.fleet.selection import Selector
@@ -80,7 +82,7 @@ class Clock:
         memory, train = ClockMemory.of(state), training.carried(train)
         plan = training.plan(state, local)
         upload = memory.upload or self._size_of_one(plan, train)
-        window = self._window(memory, state.round, Travel(
+        window = self._window(memory, state, Travel(
             self.fleet, self.selector.sizes, local, training.payload_nbytes(plan), upload
         ))  # fmt: skip
         delivery = _Delivery(self, training, state, window, memory, train, observer)
@@ -90,7 +92,12 @@ class Clock:
         renewed = ClockMemory(
             window.end, window.draws, delivery.largest or upload, window.running, delivery.waiting
         )  # fmt: skip
-        return renewed.added_to(after), statistics, self._values(window, state.round)
+        after = renewed.added_to(after)
+        if self.selector.informed:
+            ended = [*window.arrived, *(visit for visits in window.lost.values() for visit in visits)]
+            seconds = {visit.client: visit.end - visit.start for visit in ended}
+            after = KnownClients.of(state).after(after.round, statistics.losses, seconds).added_to(after)
+        return after, statistics, self._values(window, state.round)
 
     def final_pass(self, state: ServerState, statistics: RoundStatistics) -> dict[str, Any]:
         """Values for the record of a final pass: every client receives, reads its samples once, and sends."""
@@ -99,8 +106,10 @@ class Clock:
         seconds = down / fleet.down[clients] + self.selector.sizes[clients] / fleet.speed[clients]
         return {"time": ClockMemory.of(state).time + float((seconds + up / fleet.up[clients]).max())}
 
-    def _window(self, memory: ClockMemory, version: int, travel: Travel) -> Window:
-        now = Moment(memory.time, version, memory.running, memory.draws, self.selector.select, travel.visit)
+    def _window(self, memory: ClockMemory, state: ServerState, travel: Travel) -> Window:
+        selector = replace(self.selector, known=KnownClients.of(state)) if self.selector.informed else self.selector
+        select = partial(selector.select, round=state.round)
+        now = Moment(memory.time, state.round, memory.running, memory.draws, select, travel.visit)
         if self.config.asynchronous:
             return asynchronous(now, self.buffer, self.concurrency)
         return synchronous(now, self.config, self.cohort)

@@ -27,6 +27,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 
 import fedfa
+from fedfa.channel.channel import CHANNEL
 from fedfa.errors import DataError, FederationError, FedfaError, RunError
 from fedfa.experiment.build import ModelSource
 from fedfa.flower.config import RunConfig
@@ -132,12 +133,16 @@ class _MessageHandler:
         client_state, lost = _load_client_state(state, instruction)
         prepared = time.perf_counter()
         (result,) = site.engine.train(plan, [site.client], lambda _: client_state)
+        wire = None
+        if (channel := site.experiment.channel) is not None:
+            wire, kept = channel.encoded_result(result, plan, client_state.get(CHANNEL, {}))
+            result = replace(result, client_state=kept)
         trained = time.perf_counter()
         keeps = _keep(state, instruction, plan, result)
         stages = {"prepare": prepared - started, "train": trained - prepared, "keep": time.perf_counter() - trained}
         stages |= {} if age is None else {"start": age}
         reply = SiteResult(replace(result, client_state={}), instruction.run, plan.round, keeps, lost, stages)
-        return Message(encode_result(reply), reply_to=message)
+        return Message(encode_result(reply, wire), reply_to=message)
 
     def train_plan(self, message: Message, context: Context, plan: RoundPlan) -> tuple[ClientResult, bool, bool]:
         """Train for a secure sum: nothing of the result leaves from here."""

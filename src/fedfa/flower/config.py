@@ -142,11 +142,6 @@ class RunConfig:
                 f"{config.algorithm.name!r} pools the data of all clients, which a federation between sites exists to "
                 "avoid; run it with `fedfa run`"
             )
-        if config.channel.on:
-            raise ConfigError(
-                "channel.up and channel.down compress in the simulator only; leave them out, or simulate the "
-                "federation with `fedfa run`"
-            )
         if config.fleet.on:
             raise ConfigError(
                 "fleet.devices simulates devices, and a federation between sites has real ones; leave the keys of "

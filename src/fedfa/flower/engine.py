@@ -32,15 +32,17 @@ from fedfa.flower.messages import (
     BadMessageError,
     Instruction,
     SiteEvaluation,
+    SiteResult,
     decode_evaluation,
     decode_result,
     encode_instruction,
     encode_tensors,
+    payload_nbytes,
 )
 from fedfa.flower.node_registry import NodeRegistry
 from fedfa.flower.site_evaluations import combine, limit_counts
 from fedfa.flower.transport import PendingReplies, Reply, Transport
-from fedfa.learning.aggregate import Contribution
+from fedfa.learning.aggregate import Contribution, flatten_contribution
 from fedfa.learning.client import ClientResult, ClientTrainer, RoundPlan
 from fedfa.learning.evaluate import EvaluatedOn, Evaluation
 from fedfa.learning.random import stream
@@ -72,6 +74,7 @@ class _Round:
     cohort: int  # number of clients in the cohort
     sizes: Mapping[int, int]  # samples of each client of the cohort
     needed: int  # number of updates that make the quorum
+    largest: int  # bytes that a contribution may have
     results: dict[int, ClientResult] = field(default_factory=dict)
     done: list[int] = field(default_factory=list)  # clients whose results were yielded
     problems: dict[int, str] = field(default_factory=dict)
@@ -117,7 +120,7 @@ class FlowerEngine:
         self, experiment: Experiment, transport: Transport, registry: NodeRegistry, config: FederationConfig, run: str
     ) -> None:
         self.transport, self.registry, self.config, self.run = transport, registry, config, run
-        self.experiment = experiment
+        self.experiment, self.channel = experiment, experiment.channel
         self.local = experiment.local_engine()
         self._trainer = ClientTrainer(experiment.task.model, experiment.algorithm, experiment.roles, experiment.device)
         dataset = experiment.federation.dataset
@@ -139,11 +142,12 @@ class FlowerEngine:
         started = time.monotonic()
         spec = self._spec(plan)
         norm_limit = resolve_norm_limit(self.config.norm_limit, plan.model)
+        model, broadcast = (plan.model, plan.broadcast) if self.channel is None else self.channel.encoded_plan(plan)
         now = _Round(
-            plan, encode_tensors(plan.model, plan.broadcast), client_state,
+            plan, encode_tensors(model, broadcast), client_state,
             UpdateValidator(self.run, plan, spec, self.experiment.algorithm, norm_limit),
             list(clients), len(clients), {client: self._size(client) for client in clients},
-            self._quorum(len(clients)),
+            self._quorum(len(clients)), spec_nbytes(spec),
         )  # fmt: skip
         self.transport.expect(spec_nbytes(spec))
         now.spend("form", started)
@@ -267,7 +271,7 @@ class FlowerEngine:
             return False
         began = time.monotonic()
         try:
-            site = decode_result(reply.content)
+            site = self._decoded(reply.content, now)
             now.validator.check(site, client, self._size(client))
             now.spend("check", began)
         except BadMessageError as error:
@@ -290,6 +294,20 @@ class FlowerEngine:
         )
         now.problems.pop(client, None)
         return True
+
+    def _decoded(self, content: RecordDict, now: _Round) -> SiteResult:
+        """What a site sent, out of the channel."""
+        site = decode_result(content, now.largest)
+        if self.channel is None or now.plan.final_pass:
+            return site
+        size, flat = (
+            payload_nbytes(content.array_records["contribution"]),
+            flatten_contribution(site.result.contribution),
+        )
+        try:
+            return replace(site, result=self.channel.decoded_result(site.result, flat, size))
+        except (KeyError, RuntimeError) as error:  # an unknown component, or a weight of another shape
+            raise BadMessageError(f"the contribution does not fit ({error})") from None
 
     def _limited(self, now: _Round, client: int, contribution: Contribution) -> Contribution:
         """The contribution with no more than the largest share of the cohort's weight."""

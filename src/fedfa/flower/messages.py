@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedfa.channel.channel import Coded, Wire
 from fedfa.flower.environment import disable_telemetry
 
 disable_telemetry()
@@ -79,24 +80,43 @@ class BadMessageError(Exception):
 
 
 # -- tensors ----------------------------------------------------------------------------------------------------------
-def pack(tensors: Mapping[str, Tensor]) -> ArrayRecord:
+def pack(tensors: Wire) -> ArrayRecord:
     """Encode named tensors as a record of one array: Flower's cost grows with the number of arrays.
+
+    Tensors that a channel has coded travel as they are, with their codec and their number of bytes in the manifest.
 
     Example:
         >>> record = pack({"a": torch.tensor(3), "b": torch.zeros(2)})
         >>> len(record), unpack(record)
         (1, {'a': tensor(3), 'b': tensor([0., 0.])})
     """
-    plain = {name: value.detach().cpu().resolve_conj().resolve_neg().contiguous() for name, value in tensors.items()}
-    manifest = [[name, str(value.dtype).removeprefix("torch."), list(value.shape)] for name, value in plain.items()]
+    manifest: list[list[object]] = []
+    parts: list[bytes] = []
+    for name, value in tensors.items():
+        if isinstance(value, Coded):
+            manifest.append([name, "float32", list(value.shape), value.codec, value.data.nbytes])
+            parts.append(value.data.tobytes())
+        else:
+            plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+            manifest.append([name, str(plain.dtype).removeprefix("torch."), list(plain.shape)])
+            parts.append(_bytes_of(plain).tobytes())
     head = json.dumps(manifest).encode()
-    parts = [_bytes_of(value).tobytes() for value in plain.values()]
     data = b"".join([struct.pack("<Q", len(head)), head, *parts])
     return ArrayRecord({PACKED: Array("uint8", (len(data),), PACKED, data)})
 
 
-def unpack(record: Mapping[str, Array]) -> Tensors:
+def payload_nbytes(record: Mapping[str, Array]) -> int:
+    """Bytes of the tensors in a record of :func:`pack`, without the manifest."""
+    data = record[PACKED].data
+    return len(data) - 8 - int(struct.unpack_from("<Q", data)[0])
+
+
+def unpack(record: Mapping[str, Array], most: int | None = None) -> Tensors:
     """The inverse of :func:`pack`; each tensor has its own memory: kernels may take other paths on unaligned memory.
+
+    Args:
+        record: Of one array.
+        most: Bytes that the tensors may have at most, where coded ones could be much larger than what arrived.
 
     Raises:
         BadMessageError: The manifest does not describe exactly the bytes that follow it.
@@ -106,23 +126,32 @@ def unpack(record: Mapping[str, Array]) -> Tensors:
     data = record[PACKED].data
     try:
         (length,) = struct.unpack_from("<Q", data)
-        entries = [(name, _DTYPES[dtype], shape) for name, dtype, shape in json.loads(data[8 : 8 + length])]
-        shapes = [size for _, _, shape in entries for size in shape]
+        listed = json.loads(data[8 : 8 + length])
+        entries = [(name, _DTYPES[dtype], shape) for name, dtype, shape, *_ in listed]
+        coded = {name: (one, size) for name, _, _, one, size in (entry for entry in listed if len(entry) != 3)}
+        shapes = [size for _, _, shape in entries for size in shape] + [size for _, size in coded.values()]
         if not all(type(size) is int and 0 <= size < 2**40 for size in shapes):
             raise ValueError("a shape is not a list of sizes")
         if not all(type(name) is str for name, _, _ in entries) or len({name for name, _, _ in entries}) < len(entries):
             raise ValueError("a name is not text, or occurs twice")
-        sizes = [math.prod(shape) * dtype.itemsize for _, dtype, shape in entries]  # Python's integers do not overflow
+        whole = [math.prod(shape) * dtype.itemsize for _, dtype, shape in entries]  # Python's integers do not overflow
+        if coded and most is not None and sum(whole) > most:
+            raise ValueError(f"{sum(whole)} bytes when decoded, more than {most}")
+        sizes = [coded[name][1] if name in coded else size for (name, _, _), size in zip(entries, whole, strict=True)]
         if sum(sizes) != len(data) - 8 - length:
             raise ValueError(f"{len(data) - 8 - length} bytes follow, not {sum(sizes)}")
         tensors: Tensors = {}
         start = 8 + length
         for (name, dtype, shape), size in zip(entries, sizes, strict=True):
-            tensors[name] = torch.empty(shape, dtype=dtype)
-            _bytes_of(tensors[name])[:] = np.frombuffer(data, np.uint8, size, start)
+            here = np.frombuffer(data, np.uint8, size, start)
+            if name in coded:
+                tensors[name] = Coded(coded[name][0], tuple(shape), here.copy()).decoded()
+            else:
+                tensors[name] = torch.empty(shape, dtype=dtype)
+                _bytes_of(tensors[name])[:] = here
             start += size
     # The bytes are anybody's: JSON, its nesting, NumPy and torch each fail in their own ways.
-    except (struct.error, ValueError, TypeError, KeyError, RuntimeError, RecursionError) as error:
+    except (struct.error, ValueError, TypeError, KeyError, AttributeError, RuntimeError, RecursionError) as error:
         raise BadMessageError(f"the manifest of the tensors is not valid ({type(error).__name__}: {error})") from None
     return tensors
 
@@ -151,7 +180,7 @@ class Instruction:
     """Whether a site that lost its state may start with empty state."""
 
 
-def encode_tensors(model: Tensors, broadcast: ComponentTensors) -> dict[str, ArrayRecord]:
+def encode_tensors(model: Wire, broadcast: Mapping[str, Wire]) -> dict[str, ArrayRecord]:
     """Records of the model and of the components' broadcast; made once per round, for all sites."""
     return {
         "model": pack(model),
@@ -224,8 +253,8 @@ class SiteResult:
     """Time by stage."""
 
 
-def encode_result(site: SiteResult) -> RecordDict:
-    """Encode the reply to a plan."""
+def encode_result(site: SiteResult, wire: Wire | None = None) -> RecordDict:
+    """Encode the reply to a plan; ``wire`` is the contribution as a channel has coded it."""
     result = site.result
     values: dict[str, Any] = {
         **{name: getattr(site, name) for name in ("run", "round", "keeps", "lost")},
@@ -234,18 +263,23 @@ def encode_result(site: SiteResult) -> RecordDict:
         **({} if result.loss is None else {"loss": float(result.loss)}),
         **{f"seconds/{stage}": float(spent) for stage, spent in (site.seconds or {}).items()},
     }
-    contribution = pack(flatten_contribution(result.contribution))
+    contribution = pack(flatten_contribution(result.contribution) if wire is None else wire)
     return RecordDict({"contribution": contribution, "result": ConfigRecord(values)})
 
 
-def decode_result(content: RecordDict) -> SiteResult:
-    """The inverse of :func:`encode_result`; :mod:`fedfa.flower.checks` decides whether the result is plausible."""
+def decode_result(content: RecordDict, most: int | None = None) -> SiteResult:
+    """The inverse of :func:`encode_result`; :mod:`fedfa.flower.checks` decides whether the result is plausible.
+
+    Args:
+        content: The reply.
+        most: Bytes that the contribution may have when decoded.
+    """
     values = _plain(content, "result")
     if "contribution" not in content.array_records:
         raise BadMessageError("the reply has no contribution")
     if len(content) > 2:
         raise BadMessageError(f"the reply has {len(content)} records, not 2")
-    flat = unpack(content.array_records["contribution"])
+    flat = unpack(content.array_records["contribution"], most)
     groups = {name.removesuffix("#weight") for name in flat if ":" not in name and name.endswith("#weight")}
     for name in flat:
         if ":" in name and name.split(":", 1)[0] not in groups:

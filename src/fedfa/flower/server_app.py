@@ -49,6 +49,7 @@ from fedfa.flower.site import (
     without_data,
 )
 from fedfa.flower.transport import Transport
+from fedfa.learning.round import TrainClients
 from fedfa.protection.secure.encoding import SMALLEST
 
 log = logging.getLogger("fedfa")
@@ -194,6 +195,10 @@ class SitesExperiment(Experiment):
     def sizes(self) -> np.ndarray:
         """Number of samples of each client."""
         return super().sizes if self.announced is None else self.announced(len(self.federation))
+
+    def carried(self, engine: Engine) -> TrainClients:
+        """The engine's clients; its messages pass the channel by themselves."""
+        return engine.train
 
     def engine(self) -> Engine:
         """The engine that reaches the sites."""

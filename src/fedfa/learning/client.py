@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -149,15 +149,17 @@ class ClientTrainer:
         Raises:
             ClientError: Anything that goes wrong, with client, round and stage.
         """
+        started = time.process_time()
         work = ClientRound(self, plan, ClientWork(client, data, client_state))
         with torch_stream(plan.seed, "torch", plan.round, client, device=self.device):
             if plan.final_pass:
-                return work.guarded(work.final_pass)
-            work.guarded(work.begin)
-            work.guarded(work.train)
-            result = work.guarded(work.finish)
+                result = work.guarded(work.final_pass)
+            else:
+                work.guarded(work.begin)
+                work.guarded(work.train)
+                result = work.guarded(work.finish)
         refuse_non_finite([work], {client: result})
-        return result
+        return replace(result, cpu_seconds=time.process_time() - started)
 
     def trained_network(self, model: SplitModel) -> TrainedNetwork:
         """The network with its optimiser."""
@@ -188,7 +190,6 @@ class ClientRound:
             for component, tensors in work.client_state.items()
         }
         self.progress = LocalProgress()
-        self.cpu_seconds = 0.0
         self.ctx: ClientContext
 
     def guarded(self, action: Callable[[], ResultT]) -> ResultT:
@@ -202,12 +203,10 @@ class ClientRound:
 
     def begin(self) -> None:
         """Load what was sent, and let the components prepare."""
-        started = time.process_time()
         self.ctx = self.context()
         self.trainer.model.load(self.ctx.start)
         self.trainer.model.module.train()
         self.call_begin()
-        self.cpu_seconds += time.process_time() - started
 
     def call_begin(self) -> None:
         """Call the hook ``begin`` of every component."""
@@ -217,7 +216,6 @@ class ClientRound:
 
     def train(self) -> None:
         """The local training."""
-        started = time.process_time()
         ctx, algorithm, optimiser = self.ctx, self.trainer.algorithm, self.trainer.network.optimiser
         fetching = Fetching(self.data, ctx.local.batch_size, ctx.num_classes, ctx.device)
         shuffle = stream(self.plan.seed, "shuffle", ctx.round, self.client)
@@ -226,7 +224,6 @@ class ClientRound:
             rng = stream(self.plan.seed, "augment", ctx.round, self.client)
             epochs = (augmented(batches, augmentation, rng) for batches in epochs)
         local_training(ctx, algorithm, optimiser, epochs, LossGradients(ctx, algorithm, optimiser), self.progress)
-        self.cpu_seconds += time.process_time() - started
 
     def finish(self, trained: tuple[Tensors, Tensors] | None = None) -> ClientResult:
         """After local training: the contribution and the client state.
@@ -234,7 +231,6 @@ class ClientRound:
         Args:
             trained: The trained weights and the update, where they are known; left out, the network has the weights.
         """
-        started = time.process_time()
         trainer, device, ctx = self.trainer, self.trainer.device, self.ctx
         if trained is None:
             state = trainer.model.state()
@@ -258,18 +254,14 @@ class ClientRound:
             steps=ctx.steps,
             sample_steps=self.progress.samples,
             loss=math.fsum(losses) / len(losses) if losses else None,
-            cpu_seconds=self.cpu_seconds + time.process_time() - started,
         )
 
     def final_pass(self) -> ClientResult:
         """The client's contribution to the final pass; nothing is trained, no state is kept."""
-        started = time.process_time()
         self.ctx = self.context()
         self.trainer.model.load(self.ctx.start)
         contribution = {group: entry.cpu() for group, entry in self._contribution().items()}
-        result = ClientResult(self.client, contribution, {}, 0, 0, None, time.process_time() - started)
-        refuse_non_finite([self], {self.client: result})
-        return result
+        return ClientResult(self.client, contribution, {}, steps=0, sample_steps=0, loss=None)
 
     def _contribution(self) -> Contribution:
         self.progress.stage = "final pass" if self.plan.final_pass else "building the contribution"

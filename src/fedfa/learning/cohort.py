@@ -9,7 +9,9 @@ import numpy as np
 from fedfa.errors import ConfigError
 from fedfa.learning.random import stream
 
-Selection = Literal["uniform", "size", "authors", "poisson"]
+Selection = Literal["uniform", "size", "authors", "poisson", "power-of-choice", "oort"]
+INFORMED: tuple[Selection, ...] = ("power-of-choice", "oort")
+"""Selections that go by what is known of clients; see :mod:`fedfa.fleet.informed`."""
 
 
 def choose_cohort(
@@ -29,6 +31,7 @@ def choose_cohort(
         round: Counted from 0.
         holders: The clients with samples, where that is known already.
     """
+    assert selection not in INFORMED, "these need to know the clients: fedfa.fleet.selection.Selector"
     candidates = np.flatnonzero(sizes) if holders is None else holders
     if count > len(candidates):
         raise ConfigError(

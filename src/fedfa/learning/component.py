@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError
 from torch import Tensor
 
 from fedfa.error_messages import validation_message
@@ -40,7 +40,11 @@ from fedfa.learning.tensors import ComponentTensors, Tensors
 from fedfa.models.split import SplitModel
 
 if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+
     from fedfa.learning.algorithm import Algorithm
+else:
+    ModelMetaclass = type(BaseModel)
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,37 @@ HOOKS: tuple[str, ...] = (
 """All hooks, in the order in which they run."""
 
 
-class Component(BaseModel):
+class _ComponentClass(ModelMetaclass):
+    """Refuses options without a type while the class is made, which pydantic would do in terms of its own."""
+
+    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **arguments: Any) -> type:
+        try:
+            return super().__new__(mcs, name, bases, namespace, **arguments)
+        except PydanticUserError as error:
+            if error.code != "model-field-missing-annotation":
+                raise
+        option, value = _first_untyped(namespace, bases)
+        kind = type(value).__name__
+        raise AlgorithmError(
+            f"{name}.{option} has no type; write `{option}: {kind} = {value!r}` for an option, or "
+            f"`{option}: ClassVar[{kind}] = {value!r}` (from typing) for a constant that nobody sets"
+        )
+
+
+def _first_untyped(namespace: Mapping[str, Any], bases: tuple[type, ...]) -> tuple[str, Any]:
+    """The first attribute that is neither annotated nor of a kind that needs no annotation."""
+    typed = {name for base in bases for ancestor in base.__mro__ for name in vars(ancestor).get("__annotations__", {})}
+    typed |= set(namespace.get("__annotations__", {}))
+    plain = (property, classmethod, staticmethod, type)
+    return next(
+        (name, value)
+        for name, value in namespace.items()
+        if not name.startswith("_") and name not in typed and not inspect.isfunction(value)
+        and not isinstance(value, plain)
+    )  # fmt: skip
+
+
+class Component(BaseModel, metaclass=_ComponentClass):
     """One building block of a federated algorithm. Override the hooks you need; declare options as annotated fields.
 
     A component holds nothing but its options. Whatever changes lives in named tensors: the server state, the client

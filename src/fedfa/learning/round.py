@@ -131,6 +131,8 @@ class RoundStatistics:
     bytes_up: int
     bytes_down: int
     lr: float
+    losses: Mapping[int, float] = field(default_factory=dict)
+    """Mean local loss by client, where it is finite."""
     results: list[ClientResult] = field(default_factory=list, repr=False)
     """The clients' results, where :meth:`Training.apply` was asked to keep them."""
 
@@ -218,7 +220,7 @@ class Training:
         results: list[ClientResult] = []
         took_part: list[int] = []  # all of the cohort, unless the engine goes on without some
         samples, bytes_up, cpu_seconds = 0, 0, 0.0
-        losses: list[float] = []
+        losses: list[tuple[int, float]] = []
         for result in train(request, clients, client_states.load):
             if observer is not None:
                 result = observer.extract(result)
@@ -229,7 +231,8 @@ class Training:
             samples += result.sample_steps
             bytes_up += result.nbytes
             cpu_seconds += result.cpu_seconds
-            losses += [] if result.loss is None or not math.isfinite(result.loss) else [result.loss]
+            if result.loss is not None and math.isfinite(result.loss):
+                losses.append((result.client, result.loss))
             results += [result] if keep_results else []
         if took_part:
             after = self.server_step(state, aggregate, final_pass=final_pass)
@@ -237,13 +240,14 @@ class Training:
             after = replace(state, round=state.round if final_pass else state.round + 1)
         return after, RoundStatistics(
             clients=took_part,
-            train_loss=sum(losses) / len(losses) if losses else None,
+            train_loss=sum(loss for _, loss in losses) / len(losses) if losses else None,
             seconds=time.perf_counter() - started,
             cpu_seconds=cpu_seconds,
             samples=samples,
             bytes_up=bytes_up,
             bytes_down=self.payload_nbytes(plan) * len(clients),
             lr=plan.local.lr,
+            losses=dict(losses),
             results=results,
         )
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from fedfa.algorithms.registry import expression_of
+from fedfa.arguments import checks_arguments
 from fedfa.data import Federation
 from fedfa.errors import ConfigError
 from fedfa.experiment.build import ModelSource
-from fedfa.experiment.experiment import Callback, Experiment
+from fedfa.experiment.experiment import ELSEWHERE, Callback, Experiment
 from fedfa.experiment.layers import merge, nest_all, value_text
 from fedfa.experiment.record import RoundRecord, accuracies
 from fedfa.learning.algorithm import Algorithm
@@ -101,6 +102,10 @@ class ComparisonResult:
         return str(self)
 
 
+_ELSEWHERE = {**ELSEWHERE, "seed": "give a list, seeds=[1, 2, 3]", "planned_rounds": "give rounds=…"}
+
+
+@checks_arguments("compare", _ELSEWHERE, passes_to=Experiment.__init__)
 def compare(
     algorithms: Sequence[AnyAlgorithm] | Mapping[str, AnyAlgorithm],
     *,

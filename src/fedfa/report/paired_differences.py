@@ -186,8 +186,8 @@ def verdict(differences: Sequence[Difference], stands: Mapping[Difference, bool]
 
 
 PAIRS_LEGEND = (
-    "Differences on the same seeds, mean ± 95 % interval (Student). Yes: the difference exceeds the noise between "
-    "seeds, after Holm's correction for all differences of the table. No: more seeds are needed, or there is no "
-    "difference. Unknown: fewer than three seeds, or no spread between them. All of it is conditional on this split "
-    "and test set."
+    "Differences on the same seeds, mean ± 95 % interval (Student); last 10 is the mean of the last ten evaluations, "
+    "or of all where there are fewer. Yes: the difference exceeds the noise between seeds, after Holm's correction for "
+    "all differences of the table. No: more seeds are needed, or there is no difference. Unknown: fewer than three "
+    "seeds, or no spread between them. All of it is conditional on this split and test set."
 )

@@ -1,11 +1,12 @@
-"""Data sets that are made here: scikit-learn's digits, rendered colour digits, and ten classes in five styles."""
+"""Data sets that need no download: small digits (a file beside this one), rendered colour digits, mixed digits."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 
 from fedfa.data.definition import DataSetDefinition, Edition, LoadOther
-from fedfa.data.optional_imports import import_optional
 from fedfa.data.raw import Array, RawDataSet, RawSamples
 from fedfa.data.rendering import digit_masks, paint, thickened_masks
 from fedfa.data.resize import resize
@@ -15,13 +16,14 @@ from fedfa.learning.random import stream
 
 
 def _make_digits(load: LoadOther) -> RawDataSet:
-    bunch = import_optional("sklearn.datasets", "the data set digits").load_digits()
-    images = np.clip(np.rint(bunch.images * (255 / 16)), 0, 255).astype(np.uint8)  # values are 0…16
+    with np.load(Path(__file__).with_name("digits.npz")) as file:
+        values, labels = file["images"], file["labels"].astype(np.int64)
+    images = np.clip(np.rint(values * (255 / 16)), 0, 255).astype(np.uint8)  # values are 0…16
     # Every fifth sample of each class: samples of a writer are adjacent, so both parts contain all writers.
     is_test = np.zeros(len(images), dtype=bool)
     for digit in range(10):
-        is_test[np.flatnonzero(bunch.target == digit)[4::5]] = True
-    samples = RawSamples(images, bunch.target)
+        is_test[np.flatnonzero(labels == digit)[4::5]] = True
+    samples = RawSamples(images, labels)
     notes: dict[str, object] = {
         "split": "every fifth sample of a class is a test sample; the set has no official split"
     }
@@ -30,14 +32,14 @@ def _make_digits(load: LoadOther) -> RawDataSet:
 
 DIGITS = DataSetDefinition(
     name="digits",
-    title="Digits 8×8: 1,797 small handwritten digits, inside scikit-learn",
+    title="Digits 8×8: 1,797 small handwritten digits, part of fedfa",
     classes=DIGIT_NAMES,
     shape=(8, 8, 1),
     homepage="https://archive.ics.uci.edu/dataset/80",
-    terms="CC BY 4.0 (UCI); distributed with scikit-learn",
+    terms="CC BY 4.0: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998",
     editions=(Edition("complete", 1442, 355, digests=CHECKSUMS["digits"]),),
     make=_make_digits,
-    made_of="scikit-learn's digits",
+    made_of="a file of fedfa",
 )
 
 

@@ -62,17 +62,24 @@ def reaching_table(chapter: Chapter, targets: Sequence[float]) -> Table | None:
     for method in methods:
         cells = []
         for target in targets:
-            found = [cost for run in method.runs if (cost := _cost(run, target / 100)) is not None]
+            found = [cost for run in method.runs if (cost := cost_to_reach(run, target / 100)) is not None]
             share = f" ({len(found)} of {len(method.runs)})" if 0 < len(found) < len(method.runs) else ""
             hours, megabytes = (fmean(one[at] for one in found) if found else None for at in (0, 1))
             cells += [f"{number(hours)}{share}", number(megabytes)]
-        rows.append([method.name, *cells])
+        used = [
+            record["utilisation"] for r in method.runs for record in r.metrics if record.get("utilisation") is not None
+        ]
+        rows.append([method.name, *cells, number(100 * fmean(used)) if used else "–"])
     heads = [text for target in targets for text in (f"h to {target:g} %", f"MB to {target:g} %")]
-    note = "Virtual hours and megabytes (up and down) until the first evaluation with this accuracy; means over seeds."
-    return Table(["method", *heads], rows, note)
+    note = (
+        "Virtual hours and megabytes (up and down) until the first evaluation with this accuracy; means over seeds. "
+        "Time used: share of the devices' time that went into contributions that counted, not into waiting or lost visits."
+    )
+    return Table(["method", *heads, "time used, %"], rows, note)
 
 
-def _cost(run: RecordedRun, target: float) -> tuple[float, float] | None:
+def cost_to_reach(run: RecordedRun, target: float) -> tuple[float, float] | None:
+    """Virtual hours and megabytes until the first evaluation with at least this accuracy; None if there is none."""
     total = 0.0
     for record in run.metrics:
         total += (record["bytes_up"] + record["bytes_down"]) / 1e6

@@ -32,7 +32,8 @@ def scores_of_chapter(chapter: Chapter) -> dict[str, Scores]:
 def headline(chapter: Chapter) -> str:
     """The best method, how far it is ahead, and whether that exceeds the noise between seeds.
 
-    The measure is the mean of the last ten evaluations, which a single lucky round cannot decide.
+    The measure is the mean of the last ten evaluations, or of all where there are fewer, which a single lucky round
+    cannot decide.
     """
     ranked = _ranked(chapter)
     if not ranked:
@@ -40,18 +41,30 @@ def headline(chapter: Chapter) -> str:
     best, mean = ranked[0]
     finished = [method for method in chapter.methods if method.finished]
     running = " so far" if len(finished) < len(chapter.methods) else ""
+    measured = _measured([method for method, _ in ranked])
     if len(ranked) == 1:
-        return f"{best.name} reaches {mean:.2f} %{running} (mean of the last ten evaluations)."
+        return f"{best.name} reaches {mean:.2f} %{running} ({measured})."
     second, other = ranked[1]
     ahead = mean - other
     if ahead < 0.005:
-        return f"{best.name} and {second.name} both reach {mean:.2f} %{running} (mean of the last ten evaluations)."
+        return f"{best.name} and {second.name} both reach {mean:.2f} %{running} ({measured})."
     sentence = (
-        f"{best.name} is best{running} with {mean:.2f} % (mean of the last ten evaluations), {ahead:.2f} points "
-        f"ahead of {second.name}{_certainty(chapter, best.name, second.name)}"
+        f"{best.name} is best{running} with {mean:.2f} % ({measured}), {ahead:.2f} points ahead of "
+        f"{second.name}{_certainty(chapter, best.name, second.name)}"
     )
     first = next(((method, value) for method, value in ranked[2:] if _is_baseline(method)), None)
     return f"{sentence}; {first[0].name} reaches {first[1]:.2f} %." if first else f"{sentence}."
+
+
+def _measured(methods: Sequence[MethodRuns]) -> str:
+    """What the numbers are means of; with fewer than ten evaluations, the first rounds count too."""
+    counts = {len(run.evaluated) for method in methods for run in method.runs if run.evaluated}
+    if min(counts, default=10) >= 10:
+        return "mean of the last ten evaluations"
+    if len(counts) > 1:
+        return "mean of all evaluations, ten at most"
+    (count,) = counts
+    return f"mean of all {count} evaluations" if count > 1 else "a single evaluation"
 
 
 def _is_baseline(method: MethodRuns) -> bool:
@@ -122,6 +135,6 @@ def overview(chapters: Sequence[Chapter]) -> str:
         '<section><h2 class="chapter" id="overview">Overview</h2><div class="box">'
         '<div class="scroll" tabindex="0" role="region" aria-label="Overview"><table class="settings"><thead><tr>'
         f'<th scope="col">method</th>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
-        '<p class="quiet small">Mean of the last ten evaluations in percent, standard deviation over seeds, in '
-        "brackets the number of seeds. Bold: the highest of its setting.</p></div></section>"
+        '<p class="quiet small">Mean of the last ten evaluations (of all where there are fewer) in percent, standard '
+        "deviation over seeds, in brackets the number of seeds. Bold: the highest of its setting.</p></div></section>"
     )

@@ -198,6 +198,7 @@ class Page:
     def _on_clock(self, chapter: Chapter) -> str:
         table = reaching_table(chapter, self.targets)
         shown = tables.plain(table, "Virtual time and bytes to reach accuracies") if table else ""
+        shown = f'<div class="box">{shown}</div>' if shown else ""
         return shown + self._figures(clock_figures(chapter, self.method_styles))
 
     def _split(self, split: Split | str) -> str:
