@@ -89,6 +89,31 @@ def until(true: Callable[[], object], what: str, run: SupervisedProcess, seconds
         time.sleep(0.05)
 
 
+def until_joined(
+    federation: LocalFederation,
+    site: int,
+    config: dict[str, Value],
+    restarted: Callable[[LocalFederation, int, dict[str, Value]], bool],
+) -> None:
+    """Wait until a site is connected; one that was killed is started again."""
+    deadline = time.monotonic() + LIMIT
+    while not restarted(federation, site, config):
+        assert time.monotonic() < deadline, f"site {site} was not admitted in {LIMIT:.0f} s"
+        time.sleep(0.5)
+
+
+def settle(files: Callable[[], list[Path]], seconds: float) -> None:
+    """Wait until files have not changed for some seconds."""
+    deadline = time.monotonic() + LIMIT
+    before, since = None, time.monotonic()
+    while time.monotonic() - since < seconds:
+        assert time.monotonic() < deadline, "the files keep changing"
+        now = [(file.name, file.stat().st_size) for file in files()]
+        if now != before:
+            before, since = now, time.monotonic()
+        time.sleep(0.2)
+
+
 def assert_same_tensors(left: Path, right: Path) -> None:
     """Compare two files of tensors bit for bit."""
     first, second = load_tensors(left), load_tensors(right)
