@@ -43,6 +43,15 @@ def test_a_secure_federation_has_the_simulators_bits_after_three_rounds(
     assert equal_tensors(load_tensors(flower / "model.safetensors"), again.model)
 
 
+def test_no_warning_tells_of_training_that_the_server_cannot_see(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Sites do not send numbers of steps under masks, so their absence says nothing; and a loss stays at the sites."""
+    serve(tmp_path / "flower", small_grid(tmp_path), algorithm="fedavg", rounds=1, privacy__masks=True)
+    assert "trained nothing" not in caplog.text
+    assert "training loss" not in caplog.text
+
+
 def test_own_data_and_network_are_summed_securely_and_no_number_of_samples_is_announced(tmp_path: Path) -> None:
     flower = serve(tmp_path / "flower", small_grid(tmp_path), algorithm="scaffold", privacy__masks=True)
     simulated = small_sites.simulate(tmp_path / "simulated", algorithm="scaffold", privacy__masks=True)

@@ -358,10 +358,13 @@ class Experiment(ExperimentSetup):
         if self.clock is None and self.config.cohort.selection in INFORMED:
             state = KnownClients.of(before).after(state.round, statistics.losses, {}).added_to(state)
         self._state, self._final_state, self._tested = state, None, None
-        self._warned = warn_of_round(statistics, self.preprocessing.classes, self._warned)
         spent: dict[str, Any] = {}
         if self.budget is not None or self.config.privacy.masks:
-            statistics = replace(statistics, train_loss=None)  # of single clients' data, and not accounted
+            # Of single clients' data, and not accounted: a warning would tell the loss as well. Under masks the server
+            # of a federation does not even know whether sites trained.
+            statistics = replace(statistics, train_loss=None)
+        else:
+            self._warned = warn_of_round(statistics, self.preprocessing.classes, self._warned)
         if self.budget is not None:
             spent = {**self.budget.record(state.round), "clip": float(state.components["privacy"]["clip"])}
         if self.records and self.records[-1].final_pass:  # of a model that is no longer the last one
