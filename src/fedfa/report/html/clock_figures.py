@@ -73,7 +73,7 @@ def reaching_table(chapter: Chapter, targets: Sequence[float]) -> Table | None:
     heads = [text for target in targets for text in (f"h to {target:g} %", f"MB to {target:g} %")]
     note = (
         "Virtual hours and megabytes (up and down) until the first evaluation with this accuracy; means over seeds. "
-        "Time used: share of the devices' time that went into contributions that counted, not into waiting or lost visits."
+        "Time used: share of the devices' time spent on contributions that counted, not on waiting or lost work."
     )
     return Table(["method", *heads, "time used, %"], rows, note)
 
