@@ -80,6 +80,13 @@ def test_every_link_and_resource_of_the_site_exists(site: Path) -> None:
 
 
 @BUILT
+def test_links_between_pages_have_titles_not_file_names(site: Path) -> None:
+    pages = [page for page in site.glob("*.html") if page.name not in ("changelog.html", "404.html")]
+    named = {page.name: re.findall(r"<a [^>]*>(?:docs/)?\w+\.md</a>", page.read_text("utf-8")) for page in pages}
+    assert {name: found for name, found in named.items() if found} == {}
+
+
+@BUILT
 def test_every_method_has_a_page_with_equations_costs_and_options(site: Path) -> None:
     for name, method in methods().items():
         text = (site / "methods" / f"{name}.html").read_text(encoding="utf-8")
@@ -136,6 +143,11 @@ def test_all_equations_of_the_methods_are_well_formed() -> None:
             ElementTree.fromstring(found)
             seen += 1
     assert seen > 60
+
+
+def test_equations_are_not_parted_from_what_encloses_them() -> None:
+    assert equations.inline("by ‖a_i‖ and").count("‖&#8288;<span>") == 1
+    assert "</span>&#8288;‖ and" in equations.inline("by ‖a_i‖ and")
 
 
 def test_code_in_docstrings_is_no_equation() -> None:

@@ -48,7 +48,9 @@ def inline(text: str) -> str:
         'drop_last stays, <span><math><msub><mi>n</mi><mi>i</mi></msub></math></span> does not'
     """
     # Markdown takes a line that begins with <math> for a block of its own, but not one that begins with <span>.
-    return _INLINE.sub(lambda found: f"<span><math>{math_row(found[0])}</math></span>", text)
+    made = _INLINE.sub(lambda found: f"<span><math>{math_row(found[0])}</math></span>", text)
+    # Browsers break lines beside <math>, and would part ‖ from what it encloses; a word joiner forbids that.
+    return re.sub(r"(?<=\S)(?=<span><math>)|(?<=</math></span>)(?=\S)", "&#8288;", made)
 
 
 def math_row(text: str) -> str:

@@ -66,18 +66,19 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
-    """Links to files of the repository that are no pages lead to the repository, or are text if it has no address."""
+    """Links that name a file show the page's title; those to no page lead to the repository, or are text without it."""
     from_root = page.file.src_uri in FROM_ROOT.values()
     repository = (config.repo_url or "").rstrip("/")
 
     def lead(found: re.Match[str]) -> str:
         text, target = found.groups()
+        text = _title(text) or text
         if re.match(r"[a-z]+:|#", target):
             return found[0]
         path, mark, anchor = target.partition("#")
         relative = _in_repository(path, from_root)
         if relative is None:
-            return found[0]
+            return f"[{text}]({target})"
         if relative in FROM_ROOT:
             return f"[{text}]({FROM_ROOT[relative]}{mark}{anchor})"
         if relative.startswith("docs/") and files.get_file_from_path(relative.removeprefix("docs/")):
@@ -86,6 +87,15 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
 
     markdown = _LINK.sub(lead, markdown)
     return markdown.replace("](docs/pictures/", "](pictures/") if from_root else markdown
+
+
+def _title(name: str) -> str | None:
+    """The title of the page that a text such as ``docs/data.md`` names; None for other texts."""
+    file = ROOT / name if name in FROM_ROOT else ROOT / "docs" / Path(name).name
+    if not re.fullmatch(r"(docs/)?\w+\.md", name) or not file.is_file():
+        return None
+    found = re.match(r"# ([^:\n]+)", file.read_text(encoding="utf-8"))
+    return found and found[1]
 
 
 def _in_repository(path: str, from_root: bool) -> str | None:
