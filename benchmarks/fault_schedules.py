@@ -52,7 +52,7 @@ from fedfa.experiment.files import append_line, load_tensors, read_lines
 from fedfa.experiment.run import run
 from fedfa.experiment.run_directory import RunDirectory
 from fedfa.flower import app_folder
-from fedfa.flower.operate.federation import LocalFederation
+from fedfa.flower.operate.federation import LocalFederation, Value
 from fedfa.flower.operate.local_deployment import LocalDeployment, as_run_config
 from fedfa.flower.operate.process_supervisor import descendants
 from fedfa.learning.client import ClientResult, RoundPlan
@@ -71,7 +71,8 @@ KILLS = (
 DISKS = ("site disk full", "server disk full")
 KINDS = (*NETWORK, *KILLS, "database locked", "site frozen", *DISKS, "clock")
 RULES: Mapping[str, Any] = {
-    "round_seconds": 30.0, "wait_seconds": 45.0, "attempts": 4, "link_seconds": 90.0, "lost_state": "refuse",
+    "round_seconds": 30.0, "wait_seconds": 45.0, "attempts": 4, "link_seconds": 90.0, "poll_seconds": 1.0,
+    "lost_state": "refuse",
 }  # fmt: skip
 
 
@@ -169,7 +170,7 @@ class FaultyProxy:
         on = [kind for kind, count in self.on.items() if count > 0]
         kind = self._draw.choice(on) if on else None
         early = self._draw.random() < 0.5
-        uploads = path.endswith(("push-object", "push-messages"))
+        uploads = path.endswith("push-object")  # the reply is announced, its parts do not come
         if kind is not None and (kind != "upload stalled" or uploads):
             self.hurt += 1
         if kind == "delay":
@@ -313,13 +314,13 @@ class Laboratory(contextlib.AbstractContextManager["Laboratory"]):
 
     def start(self, data_dir: str) -> None:
         """Start everything and wait until all sites have joined."""
-        load("digits", data_dir=data_dir, offline=True)
+        load("digits", data_dir=Path(data_dir), offline=True)
         federation = self.federation
         federation.start_superlink()
         federation.register(*range(SITES))
         for site in range(SITES):
             self.proxies.append(FaultyProxy(federation, site))
-            config = {"partition-id": site, "num-partitions": SITES, "data-dir": data_dir}
+            config: dict[str, Value] = {"partition-id": site, "num-partitions": SITES, "data-dir": data_dir}
             clock = self.clocks[site].environment() if self.clocks else contextlib.nullcontext()
             federation._fork_server_variables()  # started outside the site's clock
             with clock:
