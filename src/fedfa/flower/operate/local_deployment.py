@@ -66,15 +66,10 @@ class LocalDeployment:
         Raises:
             FedfaError: Something failed; the message quotes the logs.
         """
-        directory = RunDirectory(self.out.absolute())
-        path = directory.path
+        path = self.out.absolute()
         if not self.resume and any((path / name).exists() for name in ("checkpoint.safetensors", "summary.json")):
             raise RunError(f"{self.out} already holds a run; continue it with --resume, or choose another --out")
-        # Keys that neither the app nor this deployment sets are left to the server.
-        own = {"sites": self.sites, "run_folder": str(path), "resume": self.resume}
-        config = FederationConfig.parse({**app_config_of(self.app).get(FEDERATION, {}), **self.federation, **own})
-        RunConfig({**flat(app_config_of(self.app)), **self.run_config}).check()
-        record = _RunRecord(directory, self.resume)
+        self._federation_config()  # a wrong one is refused before anything starts
         with _exclusive(path / "flower"), LocalFederation(path / "flower", self.tls) as federation:
             self.on_step("starting the SuperLink")
             federation.start_superlink()
@@ -84,21 +79,33 @@ class LocalDeployment:
                 federation.start_site(site, self._site_config(site, path))
             for site in range(self.sites):
                 federation.wait_for_site(site)
-            self.on_step("submitting the run")
-            rules = {f"{FEDERATION}.{key}": value for key, value in config.model_dump(exclude_unset=True).items()}
-            if "site_keys" not in config.model_fields_set:
-                rules[f"{FEDERATION}.site_keys"] = federation.site_keys_file(self.sites)
-            for _ in range(SUBMISSIONS):
-                restarts = federation.superlink_restarts()
-                process = federation.submit(self.app, {**self.run_config, **rules})
-                self._follow(federation, process, config, record)
-                if (summary := directory.summary()) is not None:
-                    return summary
-                if federation.superlink_restarts() == restarts:
-                    break
-                self.on_step("the SuperLink was started again; submitting the run again, from its last checkpoint")
-                rules[f"{FEDERATION}.resume"] = True
-                federation.wait_for_superlink()
+            return self.execute(federation)
+
+    def _federation_config(self) -> FederationConfig:
+        """Checked config; keys that neither the app nor this deployment sets are left to the server."""
+        own = {"sites": self.sites, "run_folder": str(self.out.absolute()), "resume": self.resume}
+        RunConfig({**flat(app_config_of(self.app)), **self.run_config}).check()
+        return FederationConfig.parse({**app_config_of(self.app).get(FEDERATION, {}), **self.federation, **own})
+
+    def execute(self, federation: LocalFederation) -> dict[str, Any]:
+        """Execute the run in a federation whose sites have joined; see :meth:`run`."""
+        config, directory = self._federation_config(), RunDirectory(self.out.absolute())
+        record = _RunRecord(directory, self.resume)
+        self.on_step("submitting the run")
+        rules = {f"{FEDERATION}.{key}": value for key, value in config.model_dump(exclude_unset=True).items()}
+        if "site_keys" not in config.model_fields_set:
+            rules[f"{FEDERATION}.site_keys"] = federation.site_keys_file(self.sites)
+        for _ in range(SUBMISSIONS):
+            restarts = federation.superlink_restarts()
+            process = federation.submit(self.app, {**self.run_config, **rules})
+            self._follow(federation, process, config, record)
+            if (summary := directory.summary()) is not None:
+                return summary
+            if federation.superlink_restarts() == restarts:
+                break
+            self.on_step("the SuperLink was started again; submitting the run again, from its last checkpoint")
+            rules[f"{FEDERATION}.resume"] = True
+            federation.wait_for_superlink()
         raise OperationError(f"the run ended without a result\n{self._logs(federation, process)}")
 
     def _site_config(self, site: int, directory: Path) -> dict[str, Value]:
