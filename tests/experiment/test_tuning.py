@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +158,39 @@ def test_the_command_line(tmp_path: Path, data_dir: Path) -> None:
     assert (tmp_path / "out" / "study.log").exists()
     if 1e30 in drawn:
         assert any("failed" in one for one in trials)
+
+
+@pytest.mark.system
+def test_killed_with_signal_9_and_started_again_it_finds_the_same_winner(tmp_path: Path, data_dir: Path) -> None:
+    """The command itself, killed twice while trials train, against one that was left alone."""
+    arguments = [
+        "tune", "--preset", "digits-c2", "--algorithm", "fedavg", "--rounds", "6", "--trials", "4", "--seeds", "1",
+        "--param", "local.lr=log:0.001..0.5", "--param", "local.epochs=1..2", "--data-dir", str(data_dir),
+        "--jobs", "1", "--set", "model.name=logistic",
+    ]  # fmt: skip
+    done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "whole")])
+    assert done.exit_code == 0, done.output
+    out = tmp_path / "killed"
+    command = [sys.executable, "-m", "fedfa", *arguments, "--out", str(out)]
+    for enough in (2, 7):  # rounds recorded when it dies: in the first rung, then after it
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            end = time.monotonic() + 120
+            while recorded_rounds(out) < enough and process.poll() is None:
+                assert time.monotonic() < end, "no round was recorded"
+                time.sleep(0.005)
+        finally:
+            process.kill()
+        assert process.wait() == -9, "it was over before it could be killed"
+        assert not (out / "trials.json").exists()
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    whole, resumed = (json.loads((tmp_path / name / "trials.json").read_text()) for name in ("whole", "killed"))
+    assert resumed == whole
+    for directory in (out / "trials").iterdir():
+        rounds = [one["round"] for one in RunDirectory(directory).metrics()]
+        assert rounds == list(range(1, len(rounds) + 1)), "no round is missing, none is recorded twice"
+
+
+def recorded_rounds(out: Path) -> int:
+    return sum(len(file.read_bytes().splitlines()) for file in out.glob("trials/*/metrics.jsonl"))
