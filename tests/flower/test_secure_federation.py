@@ -204,3 +204,60 @@ def test_a_federation_with_a_budget_records_it_and_draws_noise_that_no_seed_give
         assert record["train_loss"] is None
         ends.append(load_tensors(out / "model.safetensors"))
     assert not equal_tensors(*ends)
+
+
+# -- noise that sites add -----------------------------------------------------------------------------------------
+SHARES_OF_NOISE: dict[str, Any] = {
+    "algorithm": "fedfa", "rounds": 2, "privacy.epsilon": 40.0, "privacy.masks": True, "privacy.noise_by": "clients",
+}  # fmt: skip
+
+
+def test_shares_of_noise_have_the_simulators_bits_where_the_noise_is_simulated_too(
+    tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedfa.flower.site import SiteExperiment
+
+    config = {**SHARES_OF_NOISE, "privacy.quantile": 0.5, "data.dir": str(data_dir)}
+    real = [load_tensors(federate(tmp_path, config, 4, folder=one) / "model.safetensors") for one in ("a", "b")]
+    assert not equal_tensors(*real)  # every site draws from its operating system
+    monkeypatch.setattr(SiteExperiment, "simulation", True)
+    flower = federate(tmp_path, config, 4)
+    simulated = run(RunConfig({**QUICK, **config}).config(4), tmp_path / "simulated")
+    assert_same(flower, simulated.directory)
+    assert simulated.metrics[-1]["epsilon"] == pytest.approx(40.0, rel=2e-3)
+
+
+def test_a_site_takes_part_only_with_as_much_noise_of_its_own_as_it_requires(tmp_path: Path) -> None:
+    def sites(noise: float) -> LoopbackGrid:
+        own = {node: {**one, "require-noise": noise} for node, one in node_configs(tmp_path, SITES).items()}
+        return LoopbackGrid(own, {}, CLIENT)
+
+    shares = {"privacy__noise": 2.0, "privacy__masks": True, "privacy__noise_by": "clients"}
+    for name, given in (
+        ("plain", {}),
+        ("masks", {"privacy__masks": True}),
+        ("server", shares | {"privacy__noise_by": "server"}),
+        ("little", shares | {"privacy__noise": 1.9}),
+    ):
+        with pytest.raises(FederationError):
+            serve(tmp_path / name, sites(2.0), algorithm="fedavg", rounds=1, **given)
+    out = serve(tmp_path / "enough", sites(2.0), algorithm="fedavg", rounds=1, **shares)
+    assert (out / "summary.json").exists()
+
+
+def test_a_sum_without_enough_shares_of_noise_is_never_unmasked(tmp_path: Path) -> None:
+    """One of four sites is lost for good, but the noise of all four is relied on."""
+    asked: list[str] = []
+
+    def lose(message: Message, reply: Message) -> Message | None:
+        asked.append(message.metadata.message_type)
+        return losing(TRAIN, 2)(message, reply)
+
+    grid = LoopbackGrid(node_configs(tmp_path, SITES), {}, CLIENT, lose)
+    with pytest.raises(FederationError, match="masked vectors arrived, 4 are needed"):
+        serve(
+            tmp_path / "run", grid, algorithm="fedavg", rounds=1, privacy__noise=2.0, privacy__masks=True,
+            privacy__noise_by="clients", privacy__honest=1.0,
+        )  # fmt: skip
+    assert TRAIN in asked
+    assert UNMASK not in asked

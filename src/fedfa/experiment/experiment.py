@@ -35,7 +35,6 @@ from fedfa.experiment.progress import show_progress
 from fedfa.experiment.record import RoundRecord, evaluation_values
 from fedfa.experiment.setup import ExperimentSetup
 from fedfa.learning.algorithm import Algorithm
-from fedfa.learning.cohort import choose_cohort
 from fedfa.learning.component import Component
 from fedfa.learning.context import LocalTraining
 from fedfa.learning.evaluate import EvaluatedOn
@@ -380,12 +379,6 @@ class Experiment(ExperimentSetup):
                 record = record.extended(added, getattr(callback, "__name__", type(callback).__name__))
         self.records.append(record)
         return record
-
-    def cohort(self, round: int) -> list[int]:
-        """The clients of a round, counted from 0."""
-        cohort, sizes, partition = self.config.cohort, self.sizes, self.federation.partition
-        holders = partition.holders if sizes is partition.sizes else None
-        return choose_cohort(sizes, cohort.count(len(sizes)), cohort.selection, self.config.seed, round, holders)
 
     # -- choosing by validation, and the test ---------------------------------------------------------------------
     @property
