@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from fedfa.errors import FederationError
+from fedfa.errors import AlgorithmError, FederationError
 from fedfa.experiment.files import load_tensors
 from fedfa.experiment.run import run
 from fedfa.flower.config import RunConfig
@@ -227,37 +227,43 @@ def test_shares_of_noise_have_the_simulators_bits_where_the_noise_is_simulated_t
     assert simulated.metrics[-1]["epsilon"] == pytest.approx(40.0, rel=2e-3)
 
 
-def test_a_site_takes_part_only_with_as_much_noise_of_its_own_as_it_requires(tmp_path: Path) -> None:
-    def sites(noise: float) -> LoopbackGrid:
-        own = {node: {**one, "require-noise": noise} for node, one in node_configs(tmp_path, SITES).items()}
-        return LoopbackGrid(own, {}, CLIENT)
+def test_a_site_takes_part_only_with_as_much_noise_of_its_own_as_it_requires(tmp_path: Path, data_dir: Path) -> None:
+    def run_with(name: str, **privacy: Any) -> Path:
+        sites = node_configs(tmp_path / name, 3, data_dir)
+        grid = LoopbackGrid({node: {**own, "require-noise": 2.0} for node, own in sites.items()}, {})
+        config = {"algorithm": "fedavg", "rounds": 1, "federation.attempts": 1, "data.dir": str(data_dir)}
+        config |= {f"privacy.{key}": value for key, value in privacy.items()}
+        return federate(tmp_path, config, 3, folder=name, grid=grid)
 
-    shares = {"privacy__noise": 2.0, "privacy__masks": True, "privacy__noise_by": "clients"}
-    for name, given in (
-        ("plain", {}),
-        ("masks", {"privacy__masks": True}),
-        ("server", shares | {"privacy__noise_by": "server"}),
-        ("little", shares | {"privacy__noise": 1.9}),
-    ):
+    shares: dict[str, Any] = {"noise": 2.0, "masks": True, "noise_by": "clients"}
+    refused: dict[str, dict[str, Any]] = {
+        "plain": {}, "masks": {"masks": True}, "server": shares | {"noise_by": "server"},
+        "little": shares | {"noise": 1.9},
+    }  # fmt: skip
+    for name, privacy in refused.items():
         with pytest.raises(FederationError):
-            serve(tmp_path / name, sites(2.0), algorithm="fedavg", rounds=1, **given)
-    out = serve(tmp_path / "enough", sites(2.0), algorithm="fedavg", rounds=1, **shares)
-    assert (out / "summary.json").exists()
+            run_with(name, **privacy)
+    assert (run_with("enough", **shares) / "summary.json").exists()
 
 
-def test_a_sum_without_enough_shares_of_noise_is_never_unmasked(tmp_path: Path) -> None:
+def test_a_sum_without_enough_shares_of_noise_is_never_unmasked(tmp_path: Path, data_dir: Path) -> None:
     """One of four sites is lost for good, but the noise of all four is relied on."""
     asked: list[str] = []
+    lose = losing(TRAIN, 2)
 
-    def lose(message: Message, reply: Message) -> Message | None:
+    def watch(message: Message, reply: Message) -> Message | None:
         asked.append(message.metadata.message_type)
-        return losing(TRAIN, 2)(message, reply)
+        return lose(message, reply)
 
-    grid = LoopbackGrid(node_configs(tmp_path, SITES), {}, CLIENT, lose)
-    with pytest.raises(FederationError, match="masked vectors arrived, 4 are needed"):
-        serve(
-            tmp_path / "run", grid, algorithm="fedavg", rounds=1, privacy__noise=2.0, privacy__masks=True,
-            privacy__noise_by="clients", privacy__honest=1.0,
-        )  # fmt: skip
+    config = {**SHARES_OF_NOISE, "privacy.honest": 1.0, "federation.attempts": 2, "data.dir": str(data_dir)}
+    config |= {"federation.round_seconds": 2.0}
+    with pytest.raises(FederationError, match=r"3 masked vectors arrived, 4 are needed"):
+        federate(tmp_path, config, 4, tamper=watch)
     assert TRAIN in asked
     assert UNMASK not in asked
+
+
+def test_differential_privacy_with_the_sites_own_data_knows_how_many_sites_there_are(tmp_path: Path) -> None:
+    """The budget depends on the number of sites with samples; here it is reached, and BatchNorm refused after it."""
+    with pytest.raises(AlgorithmError, match="replace BatchNorm by GroupNorm"):
+        serve(tmp_path / "run", small_grid(tmp_path), algorithm="fedavg", privacy__noise=2.0)

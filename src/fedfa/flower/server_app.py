@@ -139,8 +139,8 @@ def federate(
                 rules = rules.model_copy(update={"evaluation": "sites"})
         # Known before anything is built: the privacy budget depends on how many sites hold samples.
         announced = staticmethod(record.sizes) if own_data else None
-        kind_of_experiment = type("SitesExperiment", (SitesExperiment,), {"announced": announced})
-        found = kind_of_experiment.from_config(resolved, model=make_model, data=data)
+        sites_experiment: type[SitesExperiment] = type("Sites", (SitesExperiment,), {"announced": announced})
+        found = sites_experiment.from_config(resolved, model=make_model, data=data)
         assert isinstance(found, SitesExperiment)
         _check_evaluation(resolved, found.has_client_models, own_data, rules.evaluation)
         kind = SecureFlowerEngine if resolved.privacy.masks else FlowerEngine
