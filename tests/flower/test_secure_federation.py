@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from fedfa.errors import FederationError
+from fedfa.errors import AlgorithmError, FederationError
 from fedfa.experiment.files import load_tensors
 from fedfa.experiment.run import run
 from fedfa.flower.config import RunConfig
@@ -213,3 +213,66 @@ def test_a_federation_with_a_budget_records_it_and_draws_noise_that_no_seed_give
         assert record["train_loss"] is None
         ends.append(load_tensors(out / "model.safetensors"))
     assert not equal_tensors(*ends)
+
+
+# -- noise that sites add -----------------------------------------------------------------------------------------
+SHARES_OF_NOISE: dict[str, Any] = {
+    "algorithm": "fedfa", "rounds": 2, "privacy.epsilon": 40.0, "privacy.masks": True, "privacy.noise_by": "clients",
+}  # fmt: skip
+
+
+def test_shares_of_noise_have_the_simulators_bits_where_the_noise_is_simulated_too(
+    tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedfa.flower.site import SiteExperiment
+
+    config = {**SHARES_OF_NOISE, "privacy.quantile": 0.5, "data.dir": str(data_dir)}
+    real = [load_tensors(federate(tmp_path, config, 4, folder=one) / "model.safetensors") for one in ("a", "b")]
+    assert not equal_tensors(*real)  # every site draws from its operating system
+    monkeypatch.setattr(SiteExperiment, "simulation", True)
+    flower = federate(tmp_path, config, 4)
+    simulated = run(RunConfig({**QUICK, **config}).config(4), tmp_path / "simulated")
+    assert_same(flower, simulated.directory)
+    assert simulated.metrics[-1]["epsilon"] == pytest.approx(40.0, rel=2e-3)
+
+
+def test_a_site_takes_part_only_with_as_much_noise_of_its_own_as_it_requires(tmp_path: Path, data_dir: Path) -> None:
+    def run_with(name: str, **privacy: Any) -> Path:
+        sites = node_configs(tmp_path / name, 3, data_dir)
+        grid = LoopbackGrid({node: {**own, "require-noise": 2.0} for node, own in sites.items()}, {})
+        config = {"algorithm": "fedavg", "rounds": 1, "federation.attempts": 1, "data.dir": str(data_dir)}
+        config |= {f"privacy.{key}": value for key, value in privacy.items()}
+        return federate(tmp_path, config, 3, folder=name, grid=grid)
+
+    shares: dict[str, Any] = {"noise": 2.0, "masks": True, "noise_by": "clients"}
+    refused: dict[str, dict[str, Any]] = {
+        "plain": {}, "masks": {"masks": True}, "server": shares | {"noise_by": "server"},
+        "little": shares | {"noise": 1.9},
+    }  # fmt: skip
+    for name, privacy in refused.items():
+        with pytest.raises(FederationError):
+            run_with(name, **privacy)
+    assert (run_with("enough", **shares) / "summary.json").exists()
+
+
+def test_a_sum_without_enough_shares_of_noise_is_never_unmasked(tmp_path: Path, data_dir: Path) -> None:
+    """One of four sites is lost for good, but the noise of all four is relied on."""
+    asked: list[str] = []
+    lose = losing(TRAIN, 2)
+
+    def watch(message: Message, reply: Message) -> Message | None:
+        asked.append(message.metadata.message_type)
+        return lose(message, reply)
+
+    config = {**SHARES_OF_NOISE, "privacy.honest": 1.0, "federation.attempts": 2, "data.dir": str(data_dir)}
+    config |= {"federation.round_seconds": 2.0}
+    with pytest.raises(FederationError, match=r"3 masked vectors arrived, 4 are needed"):
+        federate(tmp_path, config, 4, tamper=watch)
+    assert TRAIN in asked
+    assert UNMASK not in asked
+
+
+def test_differential_privacy_with_the_sites_own_data_knows_how_many_sites_there_are(tmp_path: Path) -> None:
+    """The budget depends on the number of sites with samples; here it is reached, and BatchNorm refused after it."""
+    with pytest.raises(AlgorithmError, match="replace BatchNorm by GroupNorm"):
+        serve(tmp_path / "run", small_grid(tmp_path), algorithm="fedavg", privacy__noise=2.0)

@@ -49,10 +49,11 @@ class Session:
     lie: Callable[[Shares], Shares] = lambda shares: shares
     session: bytes = SESSION
     masked: list[MaskedVector] = field(default_factory=list)
+    least: int = 1
 
     def run(self) -> np.ndarray:
         length = len(next(iter(self.inputs.values())))
-        self.clients = {c: SecureClient(c, self.session) for c in self.inputs}
+        self.clients = {c: SecureClient(c, self.session, least=self.least) for c in self.inputs}
         self.server = SecureServer(self.session, length, self.degree)
         keys = self.server.close_advertisements([self.clients[c].advertise() for c in self.clients if self.there(c, 1)])
         boxes = self.server.close_shares([self.clients[c].share(keys[c]) for c in keys if self.there(c, 2)])

@@ -37,7 +37,7 @@ from fedfa.experiment.record import RoundRecord, evaluation_values
 from fedfa.experiment.setup import ExperimentSetup
 from fedfa.fleet.informed import KnownClients
 from fedfa.learning.algorithm import Algorithm
-from fedfa.learning.cohort import INFORMED, choose_cohort
+from fedfa.learning.cohort import INFORMED
 from fedfa.learning.component import Component
 from fedfa.learning.context import LocalTraining
 from fedfa.learning.evaluate import EvaluatedOn
@@ -410,9 +410,7 @@ class Experiment(ExperimentSetup):
         if self.config.cohort.selection in INFORMED:
             selector = replace(self.selector(), known=KnownClients.of(self.state))
             return selector.select(self.config.cohort.count(len(self.sizes)), 0.0, round, set())
-        cohort, sizes, partition = self.config.cohort, self.sizes, self.federation.partition
-        holders = partition.holders if sizes is partition.sizes else None
-        return choose_cohort(sizes, cohort.count(len(sizes)), cohort.selection, self.config.seed, round, holders)
+        return super().cohort(round)
 
     # -- choosing by validation, and the test ---------------------------------------------------------------------
     @property

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
 from fedfa.data import Federation
 from fedfa.errors import AlgorithmError, ConfigError
 from fedfa.experiment.config import Config
@@ -32,8 +37,15 @@ def protections(
     privacy = None
     if budget is not None:
         privacy = assembly.private(algorithm, config.privacy, budget.mechanism, simulation=simulation)
-    masks = config.privacy.masks
-    return assembly.protections(algorithm, config.aggregation, config.attack, privacy, masks, clients, config.seed)
+    return assembly.protections(
+        algorithm, config.aggregation, config.attack, privacy, config.privacy.masks, clients, config.seed,
+        relied_on(config, clients),
+    )  # fmt: skip
+
+
+def relied_on(config: Config, clients: int) -> int:
+    """Noise by clients: how many of a cohort must arrive; 1 where the server adds it."""
+    return math.ceil(config.privacy.honest * config.cohort.count(clients)) if config.privacy.distributed else 1
 
 
 def _refuse_looks_at_clients(config: Config, algorithm: Algorithm) -> None:
@@ -48,6 +60,11 @@ def _refuse_looks_at_clients(config: Config, algorithm: Algorithm) -> None:
         raise ConfigError(
             f'cohort.selection = "{config.cohort.selection}" goes by the losses of single clients, which differential '
             'privacy and masks rule out; set it to "uniform" or "poisson"'
+        )
+    if config.privacy.on and config.local.drop_last:
+        raise ConfigError(
+            "local.drop_last = true: a client with fewer samples than a batch would send less than the others, which "
+            "differential privacy rules out; set it to false"
         )
     if config.diagnostics.on:
         raise ConfigError(
@@ -67,13 +84,14 @@ def _refuse_looks_at_clients(config: Config, algorithm: Algorithm) -> None:
         )
 
 
-def budget_of(config: Config, clients: int, holders: int) -> Budget:
+def budget_of(config: Config, clients: int, holders: int, cohort_of: Callable[[int], Sequence[int]]) -> Budget:
     """The budget of differential privacy; noise is calibrated for the planned rounds.
 
     Args:
         config: What to do.
         clients: Number of clients.
         holders: Number of clients with samples, from which cohorts are drawn.
+        cohort_of: The clients of a round.
 
     Raises:
         ConfigError: Cohorts are drawn in a way that is not accounted.
@@ -84,7 +102,25 @@ def budget_of(config: Config, clients: int, holders: int) -> Budget:
             '"poisson" or "uniform"'
         )
     poisson, cohort = config.cohort.selection == "poisson", config.cohort.count(clients)
-    return budget(config.privacy, poisson=poisson, clients=holders, cohort=cohort, rounds=config.rounds)
+    counts: tuple[int, ...] = ()
+    if config.privacy.distributed:
+        if poisson:
+            raise ConfigError(
+                'cohort.selection = "poisson" with privacy.noise_by = "clients": the server, which is not trusted '
+                "there, knows who takes part, so drawing clients at random gains nothing, and small cohorts would have "
+                'too little noise; set cohort.selection = "uniform"'
+            )
+        counts = _most_often(config.rounds, clients, cohort_of)
+    return budget(config.privacy, poisson=poisson, clients=holders, cohort=cohort, rounds=config.rounds, counts=counts)
+
+
+def _most_often(rounds: int, clients: int, cohort_of: Callable[[int], Sequence[int]]) -> tuple[int, ...]:
+    """After each round, in how many the client that was drawn most often took part."""
+    taken, most = np.zeros(clients, dtype=np.int64), []
+    for round in range(rounds):
+        taken[list(cohort_of(round))] += 1
+        most.append(int(taken.max()))
+    return tuple(most)
 
 
 def with_attackers(config: Config, federation: Federation) -> Federation:

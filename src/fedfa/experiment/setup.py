@@ -33,6 +33,7 @@ from fedfa.fleet.clock import Clock
 from fedfa.fleet.devices import build_fleet
 from fedfa.fleet.selection import Selector
 from fedfa.learning.algorithm import Algorithm
+from fedfa.learning.cohort import choose_cohort
 from fedfa.learning.component import Component
 from fedfa.learning.context import Role, Task
 from fedfa.learning.device import choose_device
@@ -113,7 +114,13 @@ class ExperimentSetup:
         """The budget of differential privacy, where it is on; noise is calibrated for the planned rounds."""
         if not self.config.privacy.on:
             return None
-        return budget_of(self.config, self._number_of_clients, int(np.count_nonzero(self.sizes)))
+        return budget_of(self.config, self._number_of_clients, int(np.count_nonzero(self.sizes)), self.cohort)
+
+    def cohort(self, round: int) -> list[int]:
+        """The clients of a round, counted from 0."""
+        cohort, sizes, partition = self.config.cohort, self.sizes, self.federation.partition
+        holders = partition.holders if sizes is partition.sizes else None
+        return choose_cohort(sizes, cohort.count(len(sizes)), cohort.selection, self.config.seed, round, holders)
 
     @property
     def preprocessing(self) -> Preprocessing:

@@ -30,6 +30,7 @@ import fedfa
 from fedfa.channel.channel import CHANNEL
 from fedfa.errors import DataError, FederationError, FedfaError, RunError
 from fedfa.experiment.build import ModelSource
+from fedfa.experiment.protected import relied_on
 from fedfa.flower.config import RunConfig
 from fedfa.flower.messages import (
     Announcement,
@@ -43,7 +44,7 @@ from fedfa.flower.messages import (
     encode_evaluation,
     encode_result,
 )
-from fedfa.flower.secure_site import announce_keys, send_masked, send_shares, share_secrets
+from fedfa.flower.secure_site import Trained, announce_keys, send_masked, send_shares, share_secrets
 from fedfa.flower.site import DataLoader, Site, open_site, own_dataset, own_number, require_model
 from fedfa.flower.site_state import SiteState, state_directory
 from fedfa.learning.client import MODEL, ClientResult, RoundPlan
@@ -57,6 +58,8 @@ FAILED = 1001
 """Code of errors that fedfa reports; Flower's own codes are small numbers."""
 REQUIRE_MASKS = "require-masks"
 """Node config: whether the site refuses everything but secure sums, whatever the server's config says."""
+REQUIRE_NOISE = "require-noise"
+"""Node config: smallest noise multiplier that sites must add themselves for this one to take part."""
 _CACHED_SITES = 8
 """Maximum number of cached sites per process; more than one only if a process serves several."""
 
@@ -144,15 +147,17 @@ class _MessageHandler:
         reply = SiteResult(replace(result, client_state={}), instruction.run, plan.round, keeps, lost, stages)
         return Message(encode_result(reply, wire), reply_to=message)
 
-    def train_plan(self, message: Message, context: Context, plan: RoundPlan) -> tuple[ClientResult, bool, bool]:
+    def train_plan(self, message: Message, context: Context, plan: RoundPlan) -> Trained:
         """Train for a secure sum: nothing of the result leaves from here."""
         instruction = decode_instruction(message.content)
         site, state = self._site(instruction, context), _state(instruction, context)
         if not site.experiment.config.privacy.masks:
             raise FederationError("a secure sum needs contributions in fixed point: set privacy.masks = true")
+        _refuse_too_little_noise(site, plan, context)
         client_state, lost = _load_client_state(state, instruction)
         (result,) = site.engine.train(plan, [site.client], lambda _: client_state)
-        return result, _keep(state, instruction, plan, result), lost
+        config, keeps = site.experiment.config, _keep(state, instruction, plan, result)
+        return Trained(result, keeps, lost, relied_on(config, site.experiment.task.num_clients))
 
     def evaluate(self, message: Message, context: Context) -> Message:
         """Evaluate the model on the site's test data."""
@@ -213,10 +218,24 @@ def _keep(state: SiteState, instruction: Instruction, plan: RoundPlan, result: C
 
 def _refuse_unmasked(site: Site, context: Context) -> None:
     """Refuse to send anything of this site alone, where the run or the site's own config rules that out."""
-    if site.experiment.config.privacy.masks or context.node_config.get(REQUIRE_MASKS, False):
+    own = context.node_config
+    if site.experiment.config.privacy.masks or own.get(REQUIRE_MASKS, False) or REQUIRE_NOISE in own:
         raise FederationError(
-            "this site takes part in secure sums only (privacy.masks, or require-masks in its node config), but the "
-            "server asked for its own contribution or evaluation"
+            "this site takes part in secure sums only (privacy.masks, or require-masks or require-noise in its node "
+            "config), but the server asked for its own contribution or evaluation"
+        )
+
+
+def _refuse_too_little_noise(site: Site, plan: RoundPlan, context: Context) -> None:
+    """Refuse less noise, or noise of another's, than the site's own config asks for."""
+    if REQUIRE_NOISE not in context.node_config:
+        return
+    least, private = float(context.node_config[REQUIRE_NOISE]), site.experiment.config.privacy
+    found = float(plan.broadcast["privacy"]["noise"]) if private.distributed else 0.0
+    if found < least:
+        raise FederationError(
+            f"this site's node config has require-noise={least:g}, but the run has "
+            + (f"a noise multiplier of {found:g}" if private.distributed else 'not privacy.noise_by = "clients"')
         )
 
 

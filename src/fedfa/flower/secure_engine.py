@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from fedfa.experiment.protected import relied_on
 from fedfa.flower.engine import RECEIPT, FlowerEngine
 from fedfa.flower.environment import disable_telemetry
 from fedfa.flower.messages import encode_instruction, encode_tensors
@@ -49,7 +50,9 @@ class SecureFlowerEngine(FlowerEngine):
 
         def attempt() -> tuple[SecureRound, list[int], Contribution]:
             self.registry.refresh()
-            needed = self._quorum(len(clients))
+            needed = max(
+                self._quorum(len(clients)), relied_on(self.experiment.config, self.experiment.task.num_clients)
+            )
             secure = SecureRound(layout, needed, f"{self.run} {name}", self._ask)
             asked = [c for c in clients if c in self.registry.connected and c not in left_out]
             try:

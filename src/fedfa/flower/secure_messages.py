@@ -184,7 +184,7 @@ def store(client: SecureClient) -> ConfigRecord:
         {
             "client": client.client, "session": client.session, "message_key": client.message_key,
             "mask_key": client.mask_key, "seed": client.seed, "threshold": client.threshold,
-            "answered": client.answered, **_pair(others, "clients", "keys", "other_"),
+            "least": client.least, "answered": client.answered, **_pair(others, "clients", "keys", "other_"),
             **_pair(received, "clients", "shares", "received_"),
         }
     )  # fmt: skip
@@ -194,7 +194,10 @@ def restore(values: Mapping[str, Any]) -> SecureClient:
     """The inverse of :func:`store`."""
     others, received = _lists(values, "clients", "keys", "other_"), _lists(values, "clients", "shares", "received_")
     return SecureClient(
-        **{name: values[name] for name in ("client", "session", "message_key", "mask_key", "seed", "threshold")},
+        **{
+            name: values[name]
+            for name in ("client", "session", "message_key", "mask_key", "seed", "threshold", "least")
+        },
         others={other: Advertisement(other, keys[:32], keys[32:]) for other, keys in others.items()},
         received={other: (both[: len(both) // 2], both[len(both) // 2 :]) for other, both in received.items()},
         answered=bool(values["answered"]),

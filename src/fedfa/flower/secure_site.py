@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from fedfa.errors import FederationError
 from fedfa.flower.environment import disable_telemetry
@@ -27,8 +28,22 @@ from fedfa.protection.secure.protocol import SecureClient
 disable_telemetry()
 from flwr.app import Context, Message  # noqa: E402  (Flower reads the environment when it is imported)
 
-TrainSite = Callable[[Message, Context, RoundPlan], tuple[ClientResult, bool, bool]]
-"""Trains as a message asks; returns the result, whether client state was kept, and whether it had been lost."""
+
+@dataclass(frozen=True)
+class Trained:
+    """What a site has trained for a secure sum."""
+
+    result: ClientResult
+    keeps: bool
+    """Whether client state was kept."""
+    lost: bool
+    """Whether it had been lost."""
+    least: int
+    """Vectors that the sum must have."""
+
+
+TrainSite = Callable[[Message, Context, RoundPlan], Trained]
+"""Trains as a message asks."""
 
 
 def announce_keys(message: Message, context: Context) -> Message:
@@ -54,10 +69,11 @@ def send_masked(message: Message, context: Context, train: TrainSite) -> Message
     if client.received:  # a second vector under the same masks would tell the difference of the two
         raise FederationError("this site has sent its masked vector in this session already")
     layout, ciphertexts = read_vector_request(message.content)
-    result, keeps, lost = train(message, context, decode_plan(message.content))
-    masked = client.masked(ciphertexts, layout.to_vector(result.contribution))
+    trained = train(message, context, decode_plan(message.content))
+    client.least = trained.least
+    masked = client.masked(ciphertexts, layout.to_vector(trained.result.contribution))
     context.state[RECORD] = store(client)
-    return Message(encode_vector(masked, keeps, lost), reply_to=message)
+    return Message(encode_vector(masked, trained.keeps, trained.lost), reply_to=message)
 
 
 def send_shares(message: Message, context: Context) -> Message:

@@ -138,12 +138,14 @@ def federate(
             if len(data.dataset.test) == 0 and rules.evaluation != "sites":
                 log.warning("the server has no test data: models are evaluated on the sites")
                 rules = rules.model_copy(update={"evaluation": "sites"})
-        found = SitesExperiment.from_config(resolved, model=make_model, data=data)
+        # Known before anything is built: the privacy budget depends on how many sites hold samples.
+        announced = staticmethod(record.sizes) if own_data else None
+        sites_experiment: type[SitesExperiment] = type("Sites", (SitesExperiment,), {"announced": announced})
+        found = sites_experiment.from_config(resolved, model=make_model, data=data)
         assert isinstance(found, SitesExperiment)
         _check_evaluation(resolved, found.has_client_models, own_data, rules.evaluation)
         kind = SecureFlowerEngine if resolved.privacy.masks else FlowerEngine
         found.make_engine = lambda: kind(found, transport, registry, rules, record.run)
-        found.announced = record.sizes if own_data else None
         return found
 
     resume = federation.resume

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,6 +27,16 @@ from fedfa.models.split import SplitModel
 
 DataLoader = Callable[[Mapping[str, Any]], Any]
 """Returns the site's data, given its node config (on the server: the test data, given the run config)."""
+
+
+class SiteExperiment(Experiment):
+    """An experiment as one site sees it: nothing is simulated, and it draws no cohorts."""
+
+    simulation: ClassVar[bool] = False
+
+    def cohort(self, round: int) -> list[int]:
+        """None: the server asks whom it chose."""
+        return []
 
 
 @dataclass(frozen=True)
@@ -77,18 +87,18 @@ def open_site(
     if "data-dir" in node_config:
         local["data"] = {"dir": str(node_config["data-dir"])}
     config = Config.resolve(tomllib.loads(settings_text), local)
-    if config.privacy.on:  # a site clips; noise, and how much of it, is the server's
+    if config.privacy.on:  # how much noise is calibrated by the server; a site that adds a share is told with the plan
         clips = config.privacy.model_copy(update={"epsilon": None, "noise": 1.0})
         config = config.model_copy(update={"privacy": clips})
     if load_data is None:
-        experiment = Experiment.from_config(config, model=make_model)
+        experiment = SiteExperiment.from_config(config, model=make_model)
         if not 0 <= client < len(experiment.sizes):
             raise FederationError(f"there is no client {client}: the partition has {len(experiment.sizes)}")
     else:
         refuse_common_statistics(config)
         dataset = own_dataset(load_data(node_config), require_model(make_model), config.model.head)
         federation = _single_client(dataset, client, config.data.clients or client + 1)
-        experiment = Experiment.from_config(config, model=make_model, data=federation)
+        experiment = SiteExperiment.from_config(config, model=make_model, data=federation)
     return Site(client, experiment, experiment.local_engine())
 
 

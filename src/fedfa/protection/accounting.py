@@ -9,7 +9,11 @@ Poisson        with and without a client               privacy loss distribution
 everybody      with and without a client               PLD of the Gaussian
 fixed size     a client's data replaced by others      Rényi divergences of sampling without replacement; replacing
                                                        moves the sum by up to twice the clip, so z/2 is accounted
+seen           a client sends nothing but its noise    Rényi divergences of the Gaussian, for every round with the
+                                                       client: the server knows cohorts, so drawing them gains nothing
 =============  ======================================  ===============================================================
+
+The last row is for noise that clients add in shares (:mod:`fedfa.protection.shares`).
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from typing import Any, Literal
 from fedfa.errors import ConfigError
 from fedfa.protection.settings import PrivacyConfig
 
-Sampling = Literal["poisson", "everybody", "fixed size"]
+Sampling = Literal["poisson", "everybody", "fixed size", "seen"]
 
 _GRID = 1e-3
 """Width of the cells of a privacy loss distribution; the bound it gives is an upper one, some 10⁻⁴ above the limit."""
@@ -42,6 +46,7 @@ class Mechanism:
         clients: Clients from which cohorts are drawn.
         cohort: Clients in a cohort; with Poisson sampling their expected number.
         delta: δ.
+        counts: Seen cohorts: after each round, in how many the client that was drawn most often took part.
 
     Example:
         >>> round(Mechanism(20.0, "everybody", 100, 100, 1e-5).epsilon(100), 2)
@@ -53,6 +58,7 @@ class Mechanism:
     clients: int
     cohort: int
     delta: float
+    counts: tuple[int, ...] = ()
 
     @property
     def rate(self) -> float:
@@ -62,7 +68,7 @@ class Mechanism:
     def epsilon(self, rounds: int) -> float:
         """ε after so many rounds."""
         if rounds not in self._known:
-            if self.sampling == "fixed size":
+            if self.sampling in ("fixed size", "seen"):
                 self._known[rounds] = self.rdp_epsilon(rounds)
             else:
                 composed = self._one_round.self_compose(rounds)
@@ -74,15 +80,24 @@ class Mechanism:
         dp = _library()
         from dp_accounting import rdp
 
-        fixed = self.sampling == "fixed size"
-        relation = dp.NeighboringRelation.REPLACE_ONE if fixed else dp.NeighboringRelation.ADD_OR_REMOVE_ONE
-        if fixed:
+        relation = {
+            "fixed size": dp.NeighboringRelation.REPLACE_ONE, "seen": dp.NeighboringRelation.REPLACE_SPECIAL,
+        }.get(self.sampling, dp.NeighboringRelation.ADD_OR_REMOVE_ONE)  # fmt: skip
+        releases = rounds
+        if self.sampling == "seen":
+            event, releases = dp.GaussianDpEvent(self.noise), self._taken(rounds)
+        elif self.sampling == "fixed size":
             event = dp.SampledWithoutReplacementDpEvent(self.clients, self.cohort, dp.GaussianDpEvent(self.noise / 2))
         else:
             event = dp.PoissonSampledDpEvent(self.rate, dp.GaussianDpEvent(self.noise))
         accountant = rdp.RdpAccountant(neighboring_relation=relation)
-        accountant.compose(event, rounds)
+        accountant.compose(event, releases)
         return float(accountant.get_epsilon(self._delta(rounds)))
+
+    def _taken(self, rounds: int) -> int:
+        """Rounds of the client that took part most often; in rounds beyond the planned ones, everybody may."""
+        known = min(rounds, len(self.counts))
+        return (self.counts[known - 1] if known else 0) + rounds - known
 
     def _delta(self, rounds: int) -> float:
         """δ less the probability that a Poisson cohort had to be drawn again because it was empty."""
@@ -119,8 +134,18 @@ class Budget:
         return {"epsilon": round(self.mechanism.epsilon(rounds), 6), "delta": self.mechanism.delta}
 
 
-def budget(config: PrivacyConfig, *, poisson: bool, clients: int, cohort: int, rounds: int) -> Budget:
+def budget(
+    config: PrivacyConfig, *, poisson: bool, clients: int, cohort: int, rounds: int, counts: tuple[int, ...] = ()
+) -> Budget:
     """The budget of a run, with noise calibrated for its planned rounds unless the config fixes it.
+
+    Args:
+        config: Config section.
+        poisson: Whether clients are drawn independently.
+        clients: Clients from which cohorts are drawn.
+        cohort: Clients in a cohort.
+        rounds: Planned rounds.
+        counts: Noise by clients: see :class:`Mechanism`.
 
     Raises:
         ConfigError: No noise could keep to it, or cohorts could be empty too often.
@@ -128,8 +153,10 @@ def budget(config: PrivacyConfig, *, poisson: bool, clients: int, cohort: int, r
     sampling: Sampling = "poisson" if poisson else "fixed size"
     if cohort >= clients:
         sampling = "everybody"
+    if config.distributed:
+        sampling = "seen"
     delta = config.delta if config.delta is not None else min(1e-5, clients**-1.1)
-    mechanism = Mechanism(config.noise or 1.0, sampling, clients, cohort, delta)
+    mechanism = Mechanism(config.noise or 1.0, sampling, clients, cohort, delta, counts)
     if sampling == "poisson" and rounds * (1 - mechanism.rate) ** clients > delta / 100:
         raise ConfigError(
             f'cohort.selection = "poisson" with {cohort} of {clients} clients on average leaves some rounds without '

@@ -12,6 +12,7 @@ from fedfa.protection.privacy import Privacy
 from fedfa.protection.robust import RobustRule
 from fedfa.protection.secure.encoding import FixedPoint
 from fedfa.protection.settings import AggregationConfig, AttackConfig, PrivacyConfig
+from fedfa.protection.shares import NoiseShares
 
 
 def protections(
@@ -22,6 +23,7 @@ def protections(
     masks: bool,
     clients: int,
     seed: int,
+    relied_on: int = 1,
 ) -> list[Component]:
     """The components to add, in the order in which they act.
 
@@ -33,6 +35,7 @@ def protections(
         masks: Whether contributions are summed securely.
         clients: Clients in the federation.
         seed: Seed of the training, which also chooses the attackers.
+        relied_on: Noise by clients: how many of them must arrive.
 
     Raises:
         AlgorithmError: The algorithm cannot work under one of them; the message has the reason.
@@ -61,9 +64,12 @@ def protections(
                 "privacy.masks, or the rule"
             )
     found += [] if privacy is None else [privacy]
+    distributed = privacy is not None and privacy.distributed
     if masks:
         check(algorithm, "masks", "privacy.masks = true")
-        found.append(FixedPoint(clients=clients))
+        found.append(FixedPoint(clients=clients, towards_zero=distributed))
+    if privacy is not None and privacy.distributed:
+        found.append(NoiseShares(relied_on=relied_on, seed=seed, simulation=privacy.simulation))
     return found
 
 
@@ -80,6 +86,11 @@ def private(algorithm: Algorithm, config: PrivacyConfig, mechanism: Mechanism, *
         ConfigError: Something would release what is not accounted.
     """
     check(algorithm, "privacy", "differential privacy")
+    if config.distributed and not config.masks:
+        raise ConfigError(
+            'privacy.noise_by = "clients": a single share of noise protects nobody, only their sum does, so the server '
+            'must not see single contributions: set privacy.masks = true, or privacy.noise_by = "server"'
+        )
     names = {component.name for component in algorithm.enabled}
     if unknown := [name for name in config.scales if name.partition("/")[0] not in names]:
         raise ConfigError(f"privacy.scales.{unknown[0]}: the algorithm has the components {', '.join(sorted(names))}")
@@ -88,6 +99,7 @@ def private(algorithm: Algorithm, config: PrivacyConfig, mechanism: Mechanism, *
     return Privacy(
         noise=mechanism.noise, clip=config.clip, quantile=config.quantile, clip_lr=config.clip_lr,
         scales=config.scales, cohort=mechanism.cohort, states=state_groups(algorithm.enabled), simulation=simulation,
+        distributed=config.distributed,
     )  # fmt: skip
 
 

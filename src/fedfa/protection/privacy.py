@@ -13,6 +13,8 @@ client counts equally: numbers of samples are not sent.
 Adaptive: a client also sends ±½, whether its norm was below C. The noisy share b of those below moves the clip,
 C ← C · exp(−η (b − γ)). Noise of σ_b on the count costs a part of the budget: with z' = (z⁻² − (2σ_b)⁻²)^(−½) in place
 of z on the changes, both together are the mechanism that z accounts for.
+
+Where clients add the noise (:mod:`fedfa.protection.shares`), the server divides only.
 """
 
 from __future__ import annotations
@@ -61,6 +63,8 @@ class Privacy(Protection):
     """Groups that become a component's state, with its name."""
     simulation: bool = True
     """Draw noise from the run's seed; otherwise from the operating system."""
+    distributed: bool = False
+    """Clients add the noise, and read its multiplier in what the server sends."""
 
     @property
     def count_noise(self) -> float:
@@ -74,12 +78,21 @@ class Privacy(Protection):
             return self.noise
         return 1 / math.sqrt(self.noise**-2 - (2 * self.count_noise) ** -2)
 
+    def deviation(self, group: str, clip: float) -> float:
+        """Standard deviation of the noise on a group's sum."""
+        return self.count_noise if group == _BELOW else self.change_noise * clip * self._scale(group)
+
+    def largest(self, group: str, clip: float) -> float:
+        """Largest absolute value that a client sends in a group."""
+        return 0.5 if group == _BELOW else clip * self._scale(group)
+
     def init(self, task: Task, rng: np.random.Generator) -> Tensors:
         """The clip. Tensors that clients keep or only average are refused: they are not accounted."""
         for role, advice in _REFUSED_ROLES.items():
             if names := [name for name, one in task.roles.items() if one is role]:
                 raise AlgorithmError(f"differential privacy: {names[0]!r} is {role.value}; {advice}")
-        return {"clip": torch.tensor(self.clip, dtype=torch.float64)}
+        values = {"clip": self.clip} | ({"noise": self.noise} if self.distributed else {})
+        return {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
 
     def protect(self, ctx: ClientContext, contribution: Contribution) -> Contribution:
         """Changes without weights, clipped together."""
@@ -109,14 +122,14 @@ class Privacy(Protection):
 
     def combine(self, server: ServerStep) -> None:
         """Noise on the sums, fixed denominators, states again instead of their changes."""
-        draw = simulated(server.rng) if self.simulation else from_system
+        draw = (lambda _: 0.0) if self.distributed else simulated(server.rng) if self.simulation else from_system
         state, total = server.state[self.name], server.aggregate
         clip, weight = float(state["clip"]), torch.tensor(float(self.cohort), dtype=torch.float64)
         sums: Contribution = {}
         for group in total.groups:
             if group == _BELOW:
                 continue
-            spread, noisy = self.change_noise * clip * self._scale(group), {}
+            spread, noisy = self.deviation(group, clip), {}
             reference = received(group, self.states, server.state)
             for name, value in total[group].tensors.items():
                 noisy[name] = value + spread * draw(value.shape)

@@ -68,6 +68,12 @@ class PrivacyConfig(_Settings):
     noise: float | None = Field(None, gt=0)
     """Noise multiplier: standard deviation of the noise on the sum, divided by the clip. Left out, as much as
     ``epsilon`` needs for the planned rounds."""
+    noise_by: Literal["server", "clients"] = "server"
+    """Who adds it. ``"clients"``: each adds a share of discrete Gaussian noise below its mask, and the server is not
+    trusted with it; needs ``masks``."""
+    honest: float = Field(0.5, gt=0, le=1)
+    """Noise by clients: share of the planned cohort that has to arrive and to keep its noise to itself. The shares are
+    so large that those of this many are enough; fewer are not summed."""
     clip: float = Field(1.0, gt=0)
     """Largest joint norm of everything that leaves a client; with ``quantile``, at the start."""
     quantile: float | None = Field(None, gt=0, lt=1)
@@ -85,3 +91,8 @@ class PrivacyConfig(_Settings):
     def on(self) -> bool:
         """Whether contributions are clipped and noise is added."""
         return self.epsilon is not None or self.noise is not None
+
+    @property
+    def distributed(self) -> bool:
+        """Whether clients add the noise."""
+        return self.on and self.noise_by == "clients"

@@ -3,7 +3,8 @@
 Every value is rounded to the nearest multiple (ties to even). A sum over a cohort stays below 2²⁹ in absolute value, so
 it is a whole number below 2⁵³ in units of 2⁻²⁴: exact in double precision, in every order of addition, and far from
 overflow in the 64-bit integers that are masked. A contribution with a larger value is refused on the client, where it
-can be named. The simulator runs the same component without masks and obtains the same bits.
+can be named. Below noise that clients add, values are rounded towards zero instead, so that no norm grows beyond the
+clip. The simulator runs the same component without masks and obtains the same bits.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class FixedPoint(Protection):
 
     clients: int = Field(1, ge=1)
     """Largest number of clients that are summed."""
+    towards_zero: bool = False
+    """Round towards zero."""
 
     @property
     def largest(self) -> float:
@@ -67,7 +70,8 @@ class FixedPoint(Protection):
                 f"secure sums: {what} holds {float(value.abs().max()):g}, more than the {self.largest:g} that a sum "
                 f"over {self.clients} clients has room for; lower local.lr, or use fewer samples per client"
             )
-        return (value.double() * 2.0**FRACTION_BITS).round() * 2.0**-FRACTION_BITS
+        units = value.double() * 2.0**FRACTION_BITS
+        return (units.trunc() if self.towards_zero else units.round()) * 2.0**-FRACTION_BITS
 
 
 @dataclass(frozen=True)

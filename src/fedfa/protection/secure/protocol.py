@@ -148,6 +148,8 @@ class SecureClient:
     """The neighbours' keys."""
     received: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
     """Shares of neighbours' seeds and mask keys."""
+    least: int = 1
+    """Vectors that a sum must have, this client's included; noise in shares relies on so many."""
     answered: bool = False
 
     def advertise(self) -> Advertisement:
@@ -227,6 +229,9 @@ class SecureClient:
             raise SecureSumError("the server asked for shares that this client does not hold")
         if len(set(arrived)) < self.threshold:
             raise SecureSumError(f"{len(set(arrived))} neighbours are left, {self.threshold} are needed")
+        everybody = len(self.others) < DENSE  # otherwise it sees a part of the sum only
+        if everybody and len(set(arrived)) + 1 < self.least:
+            raise SecureSumError(f"the noise of {self.least} clients is needed, {len(set(arrived)) + 1} are in the sum")
         self.answered = True
         return Shares(
             self.client,
