@@ -1,102 +1,49 @@
-"""Prototype."""
+"""FedFAC: FedFA whose anchors are the classifier, with dual states for the rest of the network (of this project).
+
+FedFA trains a classifier W beside its anchors A and calibrates W on A after every step, because on clients of few classes
+W drifts. Here there is one of the two: the rows a_c of a simplex (C unit vectors with pairwise cosine −1/(C−1)) are the
+anchors *and* the classifier, the same for all clients and rounds. The features of a sample are projected and divided by
+their length, u; the logits are β a_c·u with a learnable temperature β. Calibrating (FedFA's eq. 5) would change nothing:
+by symmetry the gradient of the cross-entropy of the anchors is, for W = A, along A itself, which β already scales. This is
+the head and the balanced loss of FedETF (:mod:`fedfa.algorithms.fedetf`), n_c being the client's samples of class c, at
+least one:
+
+    L = − log( n_y^γ exp(β a_y·u) / Σ_c n_c^γ exp(β a_c·u) ) + μ ‖u − a_y‖².
+
+The second term is FedFA's anchor loss (eq. 3, 4) on the sphere, μ (2 − 2 a_y·u). The cross-entropy of a client of two
+classes is small as soon as the two are apart; the anchor loss goes on until a sample is *at* its anchor, where samples of
+that class of other clients and other domains go too, and it does not depend on β.
+
+What is left to drift is the network below the head; FedDyn's dual states (:mod:`fedfa.algorithms.feddyn`) hold the clients'
+optima of it together. With a trained classifier they also accumulate the opposite pulls of clients on its rows.
+
+Sends per client and round: what FedDyn sends, for FedETF's network; the anchors follow from the seed and are never sent.
+Server state: h, |w| numbers. Client state: g_i, |w| numbers. Extra compute per step: the projection, and FedDyn's three
+passes over the parameters. What the server learns: what it learns with FedAvg; label counts and class features stay on
+the client.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
-
-import numpy as np
-import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional
 
-from fedfa.algorithms.class_features import ClassFeatures
-from fedfa.algorithms.classifier import classifier_names, remember_classifier, replace_head
-from fedfa.algorithms.fedetf import FrameHead
-from fedfa.algorithms.fedlc import label_shift
-from fedfa.algorithms.initial_anchors import initial_anchors
-from fedfa.errors import AlgorithmError
-from fedfa.learning.aggregate import WeightedSum
-from fedfa.learning.component import Component, Traits
-from fedfa.learning.context import Batch, ClientContext, Role, ServerStep, Task
-from fedfa.learning.tensors import Tensors
-from fedfa.models.split import SplitModel
-from fedfa.stacking.products import rows
+from fedfa.algorithms.fedetf import FedETF
+from fedfa.learning.context import Batch, ClientContext
 
 
-class TiedAnchors(Component):
-    """Anchors that are the classifier."""
+class TiedAnchors(FedETF):
+    """FedETF's head and loss, and the pull of features to the rows of the head."""
 
     name = "tied"
-    traits = Traits(slot="logit calibration")
 
-    mu: float = Field(0.0, ge=0)
-    gamma: float = Field(1.0, ge=0)
-    floor: float = Field(1.0, gt=0)
-    beta: float = Field(10.0, gt=0)
-    keep: float = Field(1.0, ge=0, le=1)
-    form: Literal["free", "simplex"] = "free"
-
-    def adapt(self, model: SplitModel, rng: np.random.Generator) -> SplitModel:
-        classes, width = model.num_classes, model.feature_dim
-        dim = max(width, classes)
-        if classes < 2:
-            raise AlgorithmError("two classes")
-        head = FrameHead(model.head, initial_anchors("etf", classes, dim, rng), self.beta, bias=True, rng=rng)
-        return replace_head(model, head, "frame")
-
-    def roles(self, task: Task) -> Mapping[str, Role]:
-        return {f"{task.model.head_name}.weight": Role.AVERAGED}
-
-    def init(self, task: Task, rng: np.random.Generator) -> Tensors:
-        return remember_classifier(task)
-
-    def begin(self, ctx: ClientContext) -> None:
-        counts = ctx.label_counts.to(torch.float32)
-        mine = ctx.scratch[self.name] = {"shift": label_shift(counts, "log", self.gamma, "floor", self.floor)}
-        if self.keep < 1:
-            mine["features"] = ClassFeatures(torch.zeros_like(ctx.start[f"{ctx.model.head_name}.weight"]))
-
-    def logits(self, ctx: ClientContext, batch: Batch, logits: Tensor) -> Tensor:
-        return logits + ctx.scratch[self.name]["shift"].unsqueeze(-2)
+    mu: float = Field(0.1, ge=0)
+    """Weight μ of the anchor loss; 0 is FedETF."""
 
     def loss(self, ctx: ClientContext, batch: Batch, loss: Tensor) -> Tensor:
-        """+ μ · mean ‖u − a_y‖²; both have length one."""
+        """+ μ · the mean over the batch of ‖u − a_y‖²; what enters the anchors is β u, and a_y·β u the logit."""
         if self.mu == 0:
             return loss
-        length = batch.features.detach().norm(dim=-1).clamp(min=1e-8)
-        cosine = batch.logits.gather(-1, batch.y.unsqueeze(-1)).squeeze(-1) / length
-        return loss + self.mu * 2 * (1 - cosine).mean(-1)
-
-    def after_step(self, ctx: ClientContext, batch: Batch) -> None:
-        if self.keep < 1:
-            ctx.scratch[self.name]["features"].add(functional.normalize(batch.features.detach(), dim=-1), batch)
-
-    def after_epoch(self, ctx: ClientContext) -> None:
-        if self.keep < 1:
-            features = ctx.scratch[self.name]["features"]
-            features.previous = features.averaged = features.end_epoch()
-
-    def contribute(self, ctx: ClientContext) -> Mapping[str, WeightedSum]:
-        if self.keep == 1 or not ctx.steps:
-            return {}
-        counts = ctx.label_counts.unsqueeze(-1).float()
-        return {"anchors": WeightedSum.of({"anchors": ctx.scratch[self.name]["features"].averaged}, counts)}
-
-    def step(self, server: ServerStep) -> None:
-        group = f"{self.name}/anchors"
-        if group not in server.aggregate:
-            return
-        (name,) = classifier_names(server, self.name)
-        old = server.model[name].double()
-        seen = functional.normalize(server.aggregate.mean(group)["anchors"].double(), dim=-1)
-        seen = torch.where(server.aggregate[group].weight > 0, seen, old)
-        new = functional.normalize(self.keep * old + (1 - self.keep) * seen, dim=-1)
-        if self.form == "simplex":
-            classes = len(new)
-            centred = new - new.mean(0)
-            left, _, right = torch.linalg.svd(centred, full_matrices=False)
-            left, right = left[:, : classes - 1], right[: classes - 1]
-            new = (classes / (classes - 1)) ** 0.5 * left @ right
-        server.update[name] = new - old
+        own = batch.logits.gather(-1, batch.y.unsqueeze(-1)).squeeze(-1)
+        cosine = own / batch.features.norm(dim=-1).clamp(min=1e-8)
+        return loss + self.mu * (2 - 2 * cosine.mean(-1))

@@ -108,8 +108,8 @@ BUILT_IN = (
            (FedExP,), _COMMON),
     Method("averaging", "The evaluated model is a moving average over rounds of the trained one (Polyak and Juditsky "
            "1992).", (Averaging,), _COMMON),
-    Method("fedfac", "Anchors of equal angles are the classifier, with label prior (this project).",
-           (TiedAnchors,), _COMMON),
+    Method("fedfac", "FedFA whose anchors, a simplex, are the classifier; server momentum, averaged (this project).",
+           (TiedAnchors, FedAvgM, Averaging), _COMMON),
 )  # fmt: skip
 """The methods that come with fedfa, in the order in which they are listed."""
 
@@ -236,7 +236,7 @@ def expression_of(algorithm: Algorithm | Component) -> tuple[str, dict[str, dict
     names: list[str] = []
     while kinds:
         whole = (m for m in _METHODS.values() if kinds[0] in m.components and set(m.components) <= set(kinds))
-        found = next(whole, None)
+        found = max(whole, key=lambda method: len(method.components), default=None)  # the first of the largest
         if found is None:
             kind = kinds[0]
             check_defines_something(kind)
