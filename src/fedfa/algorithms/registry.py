@@ -108,8 +108,8 @@ BUILT_IN = (
            (FedExP,), _COMMON),
     Method("averaging", "The evaluated model is a moving average over rounds of the trained one (Polyak and Juditsky "
            "1992).", (Averaging,), _COMMON),
-    Method("fedfac", "FedFA whose anchors, a simplex, are the classifier; server momentum, averaged (this project).",
-           (TiedAnchors, FedAvgM, Averaging), _COMMON),
+    Method("fedfac", "FedFA whose anchors, a simplex, are the classifier; look-ahead and average (this project).",
+           (TiedAnchors, FedACG, Averaging), _COMMON),
 )  # fmt: skip
 """The methods that come with fedfa, in the order in which they are listed."""
 
