@@ -75,8 +75,8 @@ def planned(plan: Mapping[str, Any]) -> Iterator[Trial]:
 def run(trial: Trial) -> dict[str, Any]:
     """The record of one trial."""
     record: dict[str, Any] = {
-        "trial": trial.name, "setting": trial.setting, "algorithm": trial.algorithm, "options": trial.options, "own": trial.own,
-        "seed": trial.seed, "commit": source_commit(), "machine": processor_name(),
+        "trial": trial.name, "setting": trial.setting, "algorithm": trial.algorithm, "options": trial.options,
+        "own": trial.own, "seed": trial.seed, "commit": source_commit(), "machine": processor_name(),
     }  # fmt: skip
     began = time.perf_counter()
     try:

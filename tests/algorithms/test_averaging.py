@@ -26,7 +26,10 @@ def test_three_rounds_by_hand() -> None:
 @pytest.mark.parametrize("method", ["fedavg", "feddyn", "fedfa", "fedavgm", "scaffold"])
 def test_clients_train_as_without_it(method: str) -> None:
     """What they receive is the method's own model, and what is evaluated is the average of these models."""
-    plain, averaged = toy_federation(method), toy_federation({"name": f"{method}+averaging", "averaging": {"rate": 0.3}})
+    plain, averaged = (
+        toy_federation(method),
+        toy_federation({"name": f"{method}+averaging", "averaging": {"rate": 0.3}}),
+    )
     expected = {name: torch.zeros_like(value) for name, value in plain.state.model.items()}
     for round in range(5):
         trained, evaluated = plain.round().model, averaged.round().model

@@ -1,8 +1,9 @@
 """Averaging over rounds: the model that is evaluated is a moving average of the model that is trained.
 
 The average of the iterates of stochastic descent is nearer to the optimum than the last of them (B. T. Polyak, A. B.
-Juditsky, *Acceleration of Stochastic Approximation by Averaging*, 1992). In a federation the cohort is the largest source
-of noise: with ten of a hundred clients of two classes each, a class is missing from every tenth round.
+Juditsky, *Acceleration of Stochastic Approximation by Averaging*, SIAM Journal on Control and Optimization 1992). In a
+federation the cohort is a source of noise of its own: ten clients of two classes each lack any one of ten classes in
+about every tenth round.
 
 With z the model that clients receive and train, Δ the server's update of any method, and x the evaluated model,
 

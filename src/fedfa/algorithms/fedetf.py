@@ -71,8 +71,8 @@ class FedETF(Component):
         dim = self.dim or max(width, classes)
         if classes < 2 or dim < classes:
             raise AlgorithmError(
-                f"{self.name} needs two classes or more and as many projected features: there are {classes} classes, and "
-                f"algorithm.{self.name}.dim is {dim}"
+                f"{self.name} needs two classes or more and as many projected features: there are {classes} "
+                f"classes, and algorithm.{self.name}.dim is {dim}"
             )
         frame = initial_anchors("etf", classes, dim, rng)
         head = FrameHead(model.head, frame, self.beta, bias=self.bias, rng=rng)

@@ -90,8 +90,8 @@ class Traits:
 
 
 HOOKS: tuple[str, ...] = (
-    "adapt", "roles", "init", "send", "begin", "logits", "loss", "gradient", "after_step", "after_epoch", "contribute", "step",
-    "predict",
+    "adapt", "roles", "init", "send", "begin", "logits", "loss", "gradient", "after_step", "after_epoch", "contribute",
+    "step", "predict",
 )  # fmt: skip
 """All hooks, in the order in which they run."""
 
