@@ -47,4 +47,5 @@ class TiedAnchors(FedETF):
             return loss
         own = batch.logits.gather(-1, batch.y.unsqueeze(-1)).squeeze(-1)
         cosine = own / batch.features.norm(dim=-1).clamp(min=1e-8)
-        return loss + self.mu * (2 - 2 * cosine.mean(-1))
+        pull: Tensor = 2 - 2 * cosine.mean(-1)
+        return loss + self.mu * pull
