@@ -66,6 +66,8 @@ MUTATIONS = [
     in_algorithm("feddecorr", "(size * dim) ** 2", "size * dim**2"),
     in_algorithm("fednh", "self.rho * old + (1 - self.rho) * seen", "self.rho * seen + (1 - self.rho) * old"),
     in_algorithm("fedacg", "value + self.momentum * sent", "value - self.momentum * sent"),
+    in_algorithm("fedfac", "2 - 2 * cosine.mean", "2 + 2 * cosine.mean"),
+    in_algorithm("averaging", "(1 - rate) * way", "rate * way"),
     in_algorithm("fedexp", "(2 * (of_mean + self.epsilon))", "(of_mean + self.epsilon)"),
     in_algorithm("matched_averaging", "maximize=True", "maximize=False"),
     in_algorithm(

@@ -348,8 +348,8 @@ def test_stacked_execution_that_is_not_possible_is_refused_with_the_reason(blobs
 
     with pytest.raises(ConfigError, match=r'engine.execution = "stacked": no stacked form of BatchNorm1d \(1\); use'):
         chosen(stacked(), blobs, model=batch_norm_network)
-    with pytest.raises(ConfigError, match="component fedetf serves one client at a time"):
-        chosen(stacked(algorithm={"name": "fedetf"}), blobs)
+    with pytest.raises(ConfigError, match="component feddecorr serves one client at a time"):
+        chosen(stacked(algorithm={"name": "feddecorr"}), blobs)
     with pytest.raises(ConfigError, match="it computes in float32, not in bfloat16"):
         chosen(stacked(local={"precision": "bfloat16"}), blobs)
 

@@ -4,6 +4,7 @@
 Anchors(mu=0.2) + Calibration() + FinalCalibration() + FedAdam()
 """
 
+from fedfa.algorithms.averaging import Averaging
 from fedfa.algorithms.ccvr import CCVR
 from fedfa.algorithms.centralised import Centralised
 from fedfa.algorithms.ditto import Ditto
@@ -15,6 +16,7 @@ from fedfa.algorithms.feddyn import FedDyn
 from fedfa.algorithms.fedetf import FedETF
 from fedfa.algorithms.fedexp import FedExP
 from fedfa.algorithms.fedfa import Anchors, Calibration
+from fedfa.algorithms.fedfac import TiedAnchors
 from fedfa.algorithms.fedlc import FedLC
 from fedfa.algorithms.fednh import FedNH
 from fedfa.algorithms.fednova import FedNova
@@ -66,6 +68,7 @@ __all__ = [
     "CCVR",
     "MOON",
     "Anchors",
+    "Averaging",
     "Calibration",
     "Centralised",
     "Ditto",
@@ -95,4 +98,5 @@ __all__ = [
     "LocalOnly",
     "MatchedAveraging",
     "Scaffold",
+    "TiedAnchors",
 ]

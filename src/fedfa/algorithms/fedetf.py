@@ -71,8 +71,8 @@ class FedETF(Component):
         dim = self.dim or max(width, classes)
         if classes < 2 or dim < classes:
             raise AlgorithmError(
-                f"fedetf needs two classes or more and as many projected features: there are {classes} classes, and "
-                f"algorithm.fedetf.dim is {dim}"
+                f"{self.name} needs two classes or more and as many projected features: there are {classes} "
+                f"classes, and algorithm.{self.name}.dim is {dim}"
             )
         frame = initial_anchors("etf", classes, dim, rng)
         head = FrameHead(model.head, frame, self.beta, bias=self.bias, rng=rng)
@@ -96,7 +96,10 @@ class FedETF(Component):
 
 
 class FrameHead(nn.Module):
-    """Features → projection → length one → times β → the fixed frame."""
+    """Features → projection → length one → times β → the frame."""
+
+    client_axis = True
+    """Its own parameters may have a leading client axis (:mod:`fedfa.stacking.stacked_model`)."""
 
     def __init__(self, old: nn.Linear, frame: Tensor, beta: float, *, bias: bool, rng: np.random.Generator) -> None:
         super().__init__()
@@ -117,5 +120,6 @@ class FrameHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits."""
-        logits: Tensor = self.frame(self.beta * functional.normalize(self.projection(features), dim=-1, eps=1e-8))
+        unit = functional.normalize(self.projection(features), dim=-1, eps=1e-8)
+        logits: Tensor = self.frame(self.beta[..., None, None] * unit)
         return logits

@@ -13,6 +13,7 @@ from fedfa.algorithms import (
     CCVR,
     MOON,
     Anchors,
+    Averaging,
     Calibration,
     Centralised,
     Ditto,
@@ -41,6 +42,7 @@ from fedfa.algorithms import (
     LocalOnly,
     MatchedAveraging,
     Scaffold,
+    TiedAnchors,
     reference_code,
 )
 from fedfa.algorithms.method import Method
@@ -104,6 +106,10 @@ BUILT_IN = (
     Method("fedacg", "Clients start ahead, where the server's momentum goes (Kim et al. 2024).", (FedACG,), _COMMON),
     Method("fedexp", "FedAvg with a server step that is longer where updates differ (Jhunjhunwala et al. 2023).",
            (FedExP,), _COMMON),
+    Method("averaging", "The evaluated model is a moving average over rounds of the trained one (Polyak and Juditsky "
+           "1992).", (Averaging,), _COMMON),
+    Method("fedfac", "FedFA whose anchors, a simplex, are the classifier; look-ahead and average (this project).",
+           (TiedAnchors, FedACG, Averaging), _COMMON),
 )  # fmt: skip
 """The methods that come with fedfa, in the order in which they are listed."""
 
@@ -230,7 +236,7 @@ def expression_of(algorithm: Algorithm | Component) -> tuple[str, dict[str, dict
     names: list[str] = []
     while kinds:
         whole = (m for m in _METHODS.values() if kinds[0] in m.components and set(m.components) <= set(kinds))
-        found = next(whole, None)
+        found = max(whole, key=lambda method: len(method.components), default=None)  # the first of the largest
         if found is None:
             kind = kinds[0]
             check_defines_something(kind)

@@ -171,7 +171,7 @@ class _Delivery:
         for visit in self._earlier:
             result = self._memory.results[visit.client]
             if self._config.policy == "fedasync":
-                result = as_update(result, self._state.model)
+                result = as_update(result, plan.model)
             yield self._scaled(result, self._state.round - visit.version)
         limits = {visit.client: visit.steps for visit in self._trained if visit.steps is not None}
         numbers = [visit.client for visit in self._trained]
@@ -184,7 +184,7 @@ class _Delivery:
                 yield self._scaled(result, 0)
                 continue
             if self._config.policy == "fedasync":
-                result = as_model(result, self._state.model)
+                result = as_model(result, plan.model)
             self.waiting[result.client] = detached(result)
 
     def _scaled(self, result: ClientResult, staleness: int) -> ClientResult:

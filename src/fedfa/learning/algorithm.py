@@ -12,7 +12,7 @@ from fedfa.errors import AlgorithmError
 from fedfa.learning.component import Component, Protection, check_defines_something, overridden
 from fedfa.learning.context import Role, Task
 from fedfa.learning.random import stream
-from fedfa.learning.tensors import ComponentTensors
+from fedfa.learning.tensors import ComponentTensors, Tensors
 from fedfa.models.split import SplitModel
 
 RESERVED = ("model", "round", "recipe", "name", "variant", "clock", "channel")
@@ -118,6 +118,12 @@ class Algorithm:
         return {
             component.name: component.init(task, stream(seed, f"init {component.name}")) for component in self.enabled
         }
+
+    def sent(self, state: ComponentTensors, model: Tensors) -> Tensors:
+        """The model that clients start from."""
+        for hook in self.hooks("send"):
+            model = hook(state.get(hook.__self__.name, {}), model)  # type: ignore[attr-defined]  # a bound method
+        return model
 
     def broadcast(self, state: ComponentTensors) -> ComponentTensors:
         """What the clients receive besides the model: the state of the components that broadcast it."""

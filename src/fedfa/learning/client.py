@@ -131,7 +131,7 @@ class ClientTrainer:
 
     def __post_init__(self) -> None:
         for name, parameter in self.model.module.named_parameters():
-            parameter.requires_grad_(self.roles[name] is not Role.FROZEN)
+            parameter.requires_grad_(self.roles[name] in (Role.SHARED, Role.LOCAL))
         self.model.watch(self.algorithm.outputs)
         self.network = self.trained_network(self.model)
         self._travelling = [name for name in self.model.state() if self.roles[name].travels]

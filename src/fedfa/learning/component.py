@@ -8,6 +8,7 @@ Hooks, in the order in which they run::
 
     before training   adapt → roles → init
     each round
+      server          send       what clients start from
       client            begin
                           per batch:  logits → loss → (backward pass) → gradient → (optimiser step) → after_step
                         after_epoch
@@ -89,8 +90,8 @@ class Traits:
 
 
 HOOKS: tuple[str, ...] = (
-    "adapt", "roles", "init", "begin", "logits", "loss", "gradient", "after_step", "after_epoch", "contribute", "step",
-    "predict",
+    "adapt", "roles", "init", "send", "begin", "logits", "loss", "gradient", "after_step", "after_epoch", "contribute",
+    "step", "predict",
 )  # fmt: skip
 """All hooks, in the order in which they run."""
 
@@ -214,6 +215,15 @@ class Component(BaseModel, metaclass=_ComponentClass):
     def init(self, task: Task, rng: np.random.Generator) -> Tensors:
         """Return the server state before the first round; raise AlgorithmError if the task does not fit the method."""
         return {}
+
+    # -- each round, before the clients train -----------------------------------------------------------------
+    def send(self, state: Tensors, model: Tensors) -> Tensors:
+        """Return the model that clients start from, where it is not the one that is evaluated.
+
+        ``state`` is the component's own server state, ``model`` all tensors of the model; change neither in place.
+        ``server.update`` stays what is added to the evaluated model.
+        """
+        return model
 
     # -- client -----------------------------------------------------------------------------------------------
     def begin(self, ctx: ClientContext) -> None:

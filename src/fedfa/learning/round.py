@@ -170,7 +170,7 @@ class Training:
         """What the server sends to the clients of the next round."""
         return RoundPlan(
             round=state.round,
-            model=state.model,
+            model=state.model if final_pass else self.algorithm.sent(state.components, state.model),
             broadcast=self.algorithm.broadcast(state.components),
             local=local,
             seed=self.seed,

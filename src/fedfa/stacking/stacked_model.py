@@ -91,13 +91,19 @@ def _stacked(layer: nn.Module, clients: int, images: bool, name: str) -> nn.Modu
         made = StackedFlatten(clients, images)
     elif type(layer) in _SAME_FOR_EACH:
         made = copy.deepcopy(layer)
-    elif next(layer.children(), None) is not None and not (layer._parameters or layer._buffers):
+    elif next(layer.children(), None) is not None and _own_tensors_may_be_stacked(layer):
         made = copy.copy(layer)
+        made._parameters = {n: _repeated(p, clients) for n, p in layer._parameters.items()}
         made._modules = {n: m and _stacked(m, clients, images, f"{name}.{n}") for n, m in layer._modules.items()}
     else:
         raise NotStackableError(f"no stacked form of {type(layer).__name__} ({name.strip('.') or 'the network'})")
     made._forward_hooks, made._forward_pre_hooks = OrderedDict(), OrderedDict()  # they belong to the original
     return made
+
+
+def _own_tensors_may_be_stacked(layer: nn.Module) -> bool:
+    """Whether a layer with children has no tensors of its own, or a ``forward`` that takes them with a client axis."""
+    return not layer._buffers and (not layer._parameters or getattr(layer, "client_axis", False) is True)
 
 
 def _refuse_hooks(module: nn.Module) -> None:

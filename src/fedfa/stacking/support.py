@@ -24,7 +24,7 @@ _STACKABLE: set[str] = {
     for name in (
         "fedfa.Anchors", "fedfa.Calibration", "fedprox.FedProx", "feddyn.FedDyn", "scaffold.Scaffold",
         "fednova.FedNova", "moon.MOON", "fedproto.FedProto", "fedproc.FedProc", "fedlc.FedLC",
-        "fedntd.FedNTD", "fedrs.FedRS", "fedacg.FedACG",
+        "fedntd.FedNTD", "fedrs.FedRS", "fedacg.FedACG", "fedetf.FedETF", "fedfac.TiedAnchors",
     )
 }  # fmt: skip
 _CONTRIBUTES_UPDATE: set[str] = {"fedfa.algorithms.fedavg.FedAvg"}
