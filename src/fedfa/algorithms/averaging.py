@@ -24,14 +24,13 @@ from pydantic import Field
 
 from fedfa.learning.component import Component, Traits
 from fedfa.learning.context import ServerStep
-from fedfa.learning.tensors import Tensors
 
 
 class Averaging(Component):
     """Keeps how far the trained model is ahead of the evaluated one."""
 
     name = "averaging"
-    traits = Traits(shared_model=True)
+    traits = Traits(shared_model=True, ahead=True)
 
     rate: float = Field(0.1, gt=0, le=1)
     """How far the evaluated model moves to the trained one in a round; 1 evaluates the trained model itself."""
@@ -41,12 +40,8 @@ class Averaging(Component):
         """Only where the two models differ."""
         return self.rate < 1
 
-    def send(self, state: Tensors, model: Tensors) -> Tensors:
-        """The trained model z = x + (z − x)."""
-        return model | {name: (model[name].double() + ahead).to(model[name].dtype) for name, ahead in state.items()}
-
     def step(self, server: ServerStep) -> None:
-        """Split the way from x to the new z: a part for x, the rest is ahead of it."""
+        """Split the way from x to the new z: a part for x, the rest z − x is ahead of it, which clients receive too."""
         rate, state = max(self.rate, 1 / (server.round + 1)), server.state[self.name]
         for name in server.trained:
             update = server.update[name].double()

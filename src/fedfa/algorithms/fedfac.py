@@ -1,5 +1,9 @@
 """FedFAC: FedFA whose anchors are the classifier, with look-ahead and an average over rounds (of this project).
 
+After T. Zhou, J. Zhang, D. H. K. Tsang, *FedFA: Federated Learning with Feature Anchors to Align Features and
+Classifiers for Heterogeneous Data*, IEEE TMC 2023, and FedETF: Z. Li et al., *No Fear of Classifier Biases*, ICCV
+2023.
+
 FedFA trains a classifier W beside its anchors A and calibrates W on A after every step, because on clients of few
 classes W drifts. Here the two are one: the rows a_c of a simplex (C unit vectors with pairwise cosine −1/(C−1)) are
 anchors and classifier, the same for all clients and rounds. The features of a sample are projected and divided by their

@@ -233,10 +233,11 @@ def expression_of(algorithm: Algorithm | Component) -> tuple[str, dict[str, dict
     """
     components = algorithm.components if isinstance(algorithm, Algorithm) else [algorithm]
     kinds = [type(component) for component in components]
-    names: list[str] = []
+    given, names = set(kinds), list[str]()
     while kinds:
-        whole = (m for m in _METHODS.values() if kinds[0] in m.components and set(m.components) <= set(kinds))
-        found = max(whole, key=lambda method: len(method.components), default=None)  # the first of the largest
+        whole = [m for m in _METHODS.values() if kinds[0] in m.components and set(m.components) <= given]
+        # In the order of the components where possible, then the largest.
+        found = max(whole, key=lambda m: (_begins(kinds, m.components), len(m.components)), default=None)
         if found is None:
             kind = kinds[0]
             check_defines_something(kind)
@@ -252,6 +253,10 @@ def expression_of(algorithm: Algorithm | Component) -> tuple[str, dict[str, dict
         kinds = [kind for kind in kinds if kind not in found.components]
     options = {c.name: c.model_dump(mode="json", by_alias=True, exclude_none=True) for c in components}
     return "+".join(names), {name: values for name, values in options.items() if values}
+
+
+def _begins(kinds: Sequence[type[Component]], with_those: Sequence[type[Component]]) -> bool:
+    return tuple(kinds[: len(with_those)]) == tuple(with_those)
 
 
 def _known(name: str) -> Method:

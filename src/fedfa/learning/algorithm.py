@@ -120,9 +120,11 @@ class Algorithm:
         }
 
     def sent(self, state: ComponentTensors, model: Tensors) -> Tensors:
-        """The model that clients start from."""
-        for hook in self.hooks("send"):
-            model = hook(state.get(hook.__self__.name, {}), model)  # type: ignore[attr-defined]  # a bound method
+        """The model that clients start from: the evaluated one, and what components are ahead of it."""
+        for component in self.enabled:
+            if component.traits.ahead:
+                ahead = state.get(component.name, {}).items()
+                model = model | {name: (model[name].double() + value).to(model[name].dtype) for name, value in ahead}
         return model
 
     def broadcast(self, state: ComponentTensors) -> ComponentTensors:

@@ -8,7 +8,6 @@ Hooks, in the order in which they run::
 
     before training   adapt → roles → init
     each round
-      server          send       what clients start from
       client            begin
                           per batch:  logits → loss → (backward pass) → gradient → (optimiser step) → after_step
                         after_epoch
@@ -56,6 +55,9 @@ class Traits:
     """Turns the cohort's contributions into ``server.update``; an algorithm has exactly one such component."""
     broadcasts: bool = False
     """Sends its server state to the clients of each round. Otherwise the state stays on the server."""
+    ahead: bool = False
+    """Its server state, by the names of the model's tensors, is how far the model that clients receive is ahead of the
+    one that is evaluated; ``server.update`` stays what is added to the latter."""
     follows: tuple[str, ...] = ()
     """Components that must come earlier in the algorithm."""
     slot: str | None = None
@@ -90,8 +92,8 @@ class Traits:
 
 
 HOOKS: tuple[str, ...] = (
-    "adapt", "roles", "init", "send", "begin", "logits", "loss", "gradient", "after_step", "after_epoch", "contribute",
-    "step", "predict",
+    "adapt", "roles", "init", "begin", "logits", "loss", "gradient", "after_step", "after_epoch", "contribute", "step",
+    "predict",
 )  # fmt: skip
 """All hooks, in the order in which they run."""
 
@@ -215,15 +217,6 @@ class Component(BaseModel, metaclass=_ComponentClass):
     def init(self, task: Task, rng: np.random.Generator) -> Tensors:
         """Return the server state before the first round; raise AlgorithmError if the task does not fit the method."""
         return {}
-
-    # -- each round, before the clients train -----------------------------------------------------------------
-    def send(self, state: Tensors, model: Tensors) -> Tensors:
-        """Return the model that clients start from, where it is not the one that is evaluated.
-
-        ``state`` is the component's own server state, ``model`` all tensors of the model; change neither in place.
-        ``server.update`` stays what is added to the evaluated model.
-        """
-        return model
 
     # -- client -----------------------------------------------------------------------------------------------
     def begin(self, ctx: ClientContext) -> None:

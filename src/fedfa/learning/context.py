@@ -348,7 +348,7 @@ class ServerStep:
 
     round: int
     model: Tensors
-    """The model that is evaluated, and sent unless a hook ``send`` changes it; read only: change ``update`` instead."""
+    """The model that is evaluated, and sent unless a component is ahead of it; read only: change ``update`` instead."""
     state: ComponentTensors
     """Each component's server state; a component changes its own."""
     aggregate: Aggregate
