@@ -15,7 +15,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.bench.contender_api import TASKS, clock, report, slot_means
+from benchmarks.bench.contender_api import TASKS, clock, report, rounds_per_slot, slot_means
 from benchmarks.bench.fedfa_tasks import PICTURES, dataset, run_task
 from benchmarks.bench.processes import resident_memory
 
@@ -45,7 +45,8 @@ def main(arguments: list[str] | None = None) -> None:
 
     def after_round(_: dict[str, Any]) -> None:
         ends.append(clock())
-        memory.append(resident_memory())
+        if len(ends) % rounds_per_slot() == 0 or len(ends) == last:  # it takes a while beside a short round
+            memory.append(resident_memory())
 
     begun = time.time()
     result = run_task(task, data, layer, options.assigned, after_round)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -69,7 +69,7 @@ class RoundPlan:
         return self.local if steps is None else self.local.model_copy(update={"steps": steps})
 
 
-@dataclass(frozen=True)
+@dataclass
 class ClientResult:
     """What one client returns. In a real federation only ``contribution`` and the counts leave the client."""
 
@@ -159,7 +159,8 @@ class ClientTrainer:
                 work.guarded(work.train)
                 result = work.guarded(work.finish)
         refuse_non_finite([work], {client: result})
-        return replace(result, cpu_seconds=time.process_time() - started)
+        result.cpu_seconds = time.process_time() - started
+        return result
 
     def trained_network(self, model: SplitModel) -> TrainedNetwork:
         """The network with its optimiser."""

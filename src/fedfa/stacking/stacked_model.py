@@ -65,7 +65,11 @@ class StackedModel(SplitModel):
         """Copy the tensors of K networks into this one."""
         with torch.no_grad():
             for name, value in self.state().items():
-                torch.stack([state[name] for state in states], out=value)
+                each = [state[name] for state in states]
+                if all(one is each[0] for one in each):  # usually all start from what the server sent
+                    value.copy_(each[0])
+                else:
+                    torch.stack(each, out=value)
 
     def states(self) -> list[dict[str, Tensor]]:
         """The tensors of each network: views of the live ones."""

@@ -81,7 +81,9 @@ class StackedTrainer(ClientTrainer):
                         results[work.client] = work.guarded(partial(work.finish, (state, updates[k])))
                 refuse_non_finite(group, results)
         seconds = (time.process_time() - started) / max(1, len(works))
-        return [replace(results[work.client], cpu_seconds=seconds) for work in works]
+        for result in results.values():
+            result.cpu_seconds = seconds
+        return [results[work.client] for work in works]
 
     def _begin(self, work: ClientRound) -> Tensors:
         """Let the components prepare; the weights with which the client's local training begins."""
